@@ -1,0 +1,40 @@
+"""Remove directories that stayed empty, then print the answers and the next commands.
+
+Cookiecutter makes a directory even where the name of its only file rendered empty. Only
+`os.rmdir` is used: a directory that holds anything is left as it is.
+"""
+
+import contextlib
+import json
+import os
+
+
+def remove_empty_directories() -> None:
+    """Remove the workflow directories of a project without workflows."""
+    for directory in (".github/workflows", ".github"):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
+def main() -> None:
+    """Say what was rendered and how to go on; a mistyped question shows as its default."""
+    # JSON in a raw string: no answer can end the string, and none is run as Python.
+    answers = json.loads(r"""{{ cookiecutter | tojson }}""")
+    slug = answers["project_slug"]
+    remove_empty_directories()
+
+    named = (
+        f"{key}={str(answer).lower() if isinstance(answer, bool) else answer}"
+        for key, answer in answers.items()
+        if not key.startswith("_") and key not in {"project_name", "author"}
+    )
+    print(f"Answers: {' '.join(named)}")
+    print("Next:")
+    print(f"  cd {slug}")
+    print("  make install   # in a virtual environment")
+    print("  make test")
+    print(f"  make debug     # a few steps; then: make train, {slug}/launch/")
+
+
+if __name__ == "__main__":
+    main()

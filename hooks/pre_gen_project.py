@@ -1,0 +1,176 @@
+"""Refuse answers that can't become a project, before a file is written.
+
+Cookiecutter renders this file with Jinja and runs the result alone, from a temporary
+directory: standard library only, no imports from this repository. The tables below are
+plain literals, because the tests and the docs read them too.
+"""
+
+import json
+import keyword
+import re
+import sys
+import unicodedata
+from importlib.metadata import PackageNotFoundError, version
+
+# The oldest release that this template was tried with.
+OLDEST_COOKIECUTTER = (2, 6)
+
+SLUG_LENGTHS = (2, 40)
+
+# The answers of cookiecutter.json, once more: a replay file is not checked by cookiecutter.
+CHOICES: dict[str, list[str] | list[bool]] = {
+    "backend": ["nccl", "gloo", "mpi"],
+    "nodes": ["single", "multi"],
+    "cluster": ["none", "slurm", "kubernetes"],
+    "amp": ["bf16", "fp16", "off"],
+    "accumulation": [True, False],
+    "checkpoint": ["rank0", "per_rank", "sharded"],
+    "ema": [False, True],
+    "example": ["digits", "bytes"],
+    "tracker": ["tensorboard", "wandb", "mlflow", "none"],
+    "ci": ["github", "gitlab", "none"],
+}
+
+# What can't be rendered: answers that must all be given for a row to apply, and why not.
+UNSUPPORTED: list[tuple[dict[str, str], str]] = [
+    ({"cluster": "slurm"}, "SLURM scripts are not available yet, choose cluster=none"),
+    ({"cluster": "kubernetes"}, "Kubernetes files are not available yet, choose cluster=none"),
+    ({"checkpoint": "per_rank"}, "this strategy is not available yet, choose checkpoint=rank0"),
+    ({"checkpoint": "sharded"}, "this strategy is not available yet, choose checkpoint=rank0"),
+    ({"example": "bytes"}, "this example is not available yet, choose example=digits"),
+    ({"tracker": "wandb"}, "not available yet, choose tracker=tensorboard or tracker=none"),
+    ({"tracker": "mlflow"}, "not available yet, choose tracker=tensorboard or tracker=none"),
+]
+
+# A package of one of these names would hide the one that the project imports.
+IMPORTED = [
+    "absl",
+    "cloudpickle",
+    "distutils",
+    "filelock",
+    "fsspec",
+    "functorch",
+    "google",
+    "grpc",
+    "hypothesis",
+    "jinja2",
+    "joblib",
+    "jsonargparse",
+    "markdown",
+    "mlflow",
+    "mpi4py",
+    "mpmath",
+    "mypy",
+    "networkx",
+    "numpy",
+    "nvidia",
+    "packaging",
+    "pil",
+    "pip",
+    "pkg_resources",
+    "pre_commit",
+    "psutil",
+    "pytest",
+    "ruff",
+    "scipy",
+    "setuptools",
+    "sklearn",
+    "sympy",
+    "tensorboard",
+    "threadpoolctl",
+    "torch",
+    "torchaudio",
+    "torchgen",
+    "torchvision",
+    "tqdm",
+    "triton",
+    "typing_extensions",
+    "wandb",
+    "werkzeug",
+    "wheel",
+    "yaml",
+]
+
+# Directories of the project that git ignores or that tools take for their own.
+TAKEN = ["build", "conftest", "dist", "runs", "setup", "test", "tests"]
+
+
+def check_cookiecutter() -> str | None:
+    """Say why this cookiecutter can't render the template; None where it can."""
+    try:
+        found = version("cookiecutter")
+    except PackageNotFoundError:
+        return None
+    numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
+    if numbers >= OLDEST_COOKIECUTTER:
+        return None
+    oldest = ".".join(str(number) for number in OLDEST_COOKIECUTTER)
+    return f"cookiecutter {found} is too old, install {oldest} or newer"
+
+
+def check_slug(slug: str) -> str | None:
+    """Say why the slug can't be the name of a Python package; None where it can."""
+    shortest, longest = SLUG_LENGTHS
+    if re.fullmatch(r"[a-z][a-z0-9_]*", slug) is None:
+        reason = "is no import name, use lower-case letters, digits and underscores"
+    elif not shortest <= len(slug) <= longest:
+        reason = f"has {len(slug)} characters, use {shortest} to {longest}"
+    elif keyword.iskeyword(slug):
+        reason = "is a word of the Python language, choose another name"
+    elif slug in sys.stdlib_module_names:
+        reason = "would hide Python's own module, choose another name"
+    elif slug in IMPORTED:
+        reason = "would hide a package of that name, choose another name"
+    elif slug in TAKEN:
+        reason = "is a directory that tools use, choose another name"
+    else:
+        return None
+    return f"project_slug {slug!r} {reason}"
+
+
+def check_text(key: str, text: str) -> str | None:
+    """Say why a free text can't stand in a file; None where it can."""
+    if not text.strip():
+        return f"{key} is empty, type at least one character"
+    for character in text:
+        # Control characters, lone surrogates, line and paragraph separators, unassigned.
+        if unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp", "Cn"}:
+            return f"{key} {text!r} holds {character!r}, use one line of printable text"
+    for second in "%#{":  # never whole tags here: this file is a template itself
+        if "{" + second in text:
+            return f"{key} {text!r} holds a tag of the template engine, leave it out"
+    return None
+
+
+def check_choice(key: str, answer: object) -> str | None:
+    """Say which answers the question has; None where this is one of them."""
+    # 1 == True in Python, and a replay file can hold either.
+    if any(type(answer) is type(known) and answer == known for known in CHOICES[key]):
+        return None
+    allowed = ", ".join(str(known).lower() for known in CHOICES[key])
+    return f"{key}={answer!r} is no answer, choose from: {allowed}"
+
+
+def check(answers: dict[str, object]) -> str | None:
+    """Give the first reason to refuse these answers, None where there is none."""
+    reasons = [check_cookiecutter(), check_slug(str(answers["project_slug"]))]
+    reasons += [check_text(key, str(answers[key])) for key in ("project_name", "author")]
+    reasons += [check_choice(key, answers[key]) for key in CHOICES]
+    for row, reason in UNSUPPORTED:
+        if all(answers[key] == answer for key, answer in row.items()):
+            named = ", ".join(f"{key}={answer}" for key, answer in row.items())
+            reasons.append(f"{named}: {reason}")
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def main() -> None:
+    """End with one sentence and exit code 1 where the answers are refused."""
+    # JSON in a raw string: no answer can end the string, and none is run as Python.
+    answers = json.loads(r"""{{ cookiecutter | tojson }}""")
+    reason = check(answers)
+    if reason is not None:
+        sys.exit(f"ERROR: {reason}.")
+
+
+if __name__ == "__main__":
+    main()

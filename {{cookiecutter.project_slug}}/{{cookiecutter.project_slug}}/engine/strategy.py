@@ -1,0 +1,1 @@
+{% include "strategy/" ~ cookiecutter.checkpoint ~ ".py" %}
