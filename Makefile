@@ -1,0 +1,51 @@
+# Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
+.PHONY: help setup demo test golden lint format clean
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+
+# In a pip call of its own, before what depends on it. Without a GPU, a build without CUDA is
+# far smaller: make demo TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
+TORCH := torch==2.13.0
+TORCH_FROM ?=
+
+help:
+	@echo "make demo    render the default project and train it on two CPU processes"
+	@echo "make test    the whole suite"
+	@echo "make lint    ruff, mypy and shellcheck over this repository"
+	@echo "make format  let ruff rewrite the code of this repository"
+	@echo "make golden  write the snapshots in tests/golden/ anew"
+	@echo "make setup   the environment in $(VENV), which the others make as well"
+	@echo "make clean   remove it, and build/"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH_FROM) '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	touch $@
+
+demo: setup
+	PATH="$(BIN):$$PATH" scripts/demo.sh
+
+test: setup
+	PATH="$(BIN):$$PATH" python -m pytest -n 2 $(ARGS)
+
+golden: setup
+	rm -rf tests/golden
+	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck .ci/run scripts/*.sh templates/launch/*.sh
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build

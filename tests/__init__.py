@@ -1,0 +1,1 @@
+"""The suite of the template: what it renders, and what the rendered projects do."""

@@ -1,0 +1,209 @@
+"""Render projects: the questions, their answers, and the product of them that is tested."""
+
+import ast
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cookiecutter.main import cookiecutter
+
+Answer = str | bool
+Answers = dict[str, Answer]
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
+PRE_GEN = ROOT / "hooks" / "pre_gen_project.py"
+
+SLUG = "demo"
+
+# Answers that change few lines: cycled over the product of the others instead of multiplied.
+CYCLED = ("tracker", "ci")
+
+
+def table(name: str) -> Any:
+    """Give a literal of the pre_gen hook, which is no module that could be imported."""
+    for node in ast.parse(PRE_GEN.read_text()).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value:
+            return ast.literal_eval(node.value)
+    raise KeyError(name)
+
+
+def all_answers() -> dict[str, list[Answer]]:
+    """Give every question that isn't free text, with its answers, the default first."""
+    questions = json.loads((ROOT / "cookiecutter.json").read_text())
+    answers: dict[str, list[Answer]] = {}
+    for key, value in questions.items():
+        if key.startswith("_"):
+            continue
+        if isinstance(value, bool):
+            answers[key] = [value, not value]
+        elif isinstance(value, list):
+            answers[key] = value
+    return answers
+
+
+def is_refused(answers: Answers) -> bool:
+    """Say whether a row of the hook's table applies to these answers."""
+    rows: list[tuple[Answers, str]] = table("UNSUPPORTED")
+    return any(all(answers.get(key) == row[key] for key in row) for row, _ in rows)
+
+
+def available_answers() -> dict[str, list[Answer]]:
+    """Give the answers of each question that can be rendered by themselves."""
+    return {
+        key: [answer for answer in answers if not is_refused({key: answer})]
+        for key, answers in all_answers().items()
+    }
+
+
+def complete(answers: Answers) -> Answers:
+    """Add the default answer of each question that these answers leave out."""
+    return {key: values[0] for key, values in all_answers().items()} | answers
+
+
+def product() -> list[Answers]:
+    """Give all combinations that are rendered and checked; new answers join by themselves."""
+    questions = available_answers()
+    multiplied = {key: values for key, values in questions.items() if key not in CYCLED}
+    combinations: list[Answers] = []
+    for indices in itertools.product(*(range(len(values)) for values in multiplied.values())):
+        answers = {
+            key: values[i] for (key, values), i in zip(multiplied.items(), indices, strict=True)
+        }
+        # Sums of the indices: no cycled answer moves in step with a single other question.
+        for weight, key in enumerate(CYCLED, start=1):
+            total = sum(i * (1 + position * (weight - 1)) for position, i in enumerate(indices))
+            answers[key] = questions[key][total % len(questions[key])]
+        if not is_refused(answers):
+            combinations.append(answers)
+    return combinations
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drop what subprocesses print meanwhile: the hooks' closing lines, 72 times."""
+    with open(os.devnull, "w") as nowhere:
+        stdout = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+@contextmanager
+def _temporary_files_in(directory: Path) -> Iterator[None]:
+    """Keep the rendered hooks, which cookiecutter never deletes, out of the machine's own."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(directory)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def render(answers: Answers, dest: Path, slug: str = SLUG, **options: Any) -> Path:
+    """Render one project into `dest`, untouched by the user's own settings of cookiecutter.
+
+    `options` go to `cookiecutter.main.cookiecutter`; free texts may stand among the answers.
+    """
+    unknown = set(answers) - set(json.loads((ROOT / "cookiecutter.json").read_text()))
+    assert not unknown, f"cookiecutter would drop these without a word: {unknown}"
+    own = dest / ".cookiecutter"
+    own.mkdir(parents=True, exist_ok=True)
+    with _temporary_files_in(own):
+        project = cookiecutter(
+            str(ROOT),
+            no_input=True,
+            output_dir=str(dest),
+            extra_context={"project_slug": slug, **answers},
+            default_config={"replay_dir": str(own), "cookiecutters_dir": str(own)},
+            **options,
+        )
+    return Path(project)
+
+
+def files_of(project: Path) -> dict[str, Path]:
+    """Give the files of a rendered project by their path in it, sorted."""
+    return {
+        str(path.relative_to(project)): path
+        for path in sorted(project.rglob("*"))
+        if path.is_file() or path.is_symlink()
+    }
+
+
+def contents_of(project: Path) -> dict[str, tuple[bytes, bool]]:
+    """Give what makes a tree: bytes and executable bit of each file."""
+    return {
+        name: (path.read_bytes(), os.access(path, os.X_OK))
+        for name, path in files_of(project).items()
+    }
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One rendered combination of answers."""
+
+    answers: Answers
+    project: Path
+
+    @property
+    def package(self) -> Path:
+        """The package directory in the project."""
+        return self.project / self.project.name
+
+    @property
+    def name(self) -> str:
+        """Answers in few words, for messages."""
+        return " ".join(f"{key}={str(answer).lower()}" for key, answer in self.answers.items())
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The project's files by their path, with `P` for the package directory."""
+        slug = f"{self.project.name}/"
+        return {
+            "P/" + name.removeprefix(slug) if name.startswith(slug) else name: path
+            for name, path in files_of(self.project).items()
+        }
+
+    def digest(self, suffix: str = ".py") -> str:
+        """Give a hash of the package's files with this suffix: equal for equal trees."""
+        total = hashlib.sha256()
+        for name, path in self.files.items():
+            if name.startswith("P/") and name.endswith(suffix):
+                total.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+        return total.hexdigest()
+
+
+def run(
+    *command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without input; give its exit code and output, both streams together."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def succeed(
+    *command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> str:
+    """Run a command that must exit with 0; give its output."""
+    result = run(*command, cwd=cwd, env=env)
+    assert result.returncode == 0, f"{' '.join(map(str, command))}\n{result.stdout}"
+    return result.stdout

@@ -1,0 +1,399 @@
+"""What is rendered: which files, without remains of Jinja, and only what was chosen."""
+
+import ast
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from jinja2 import Environment, nodes
+
+from tests.branches import Branches
+from tests.conftest import Count
+from tests.rendering import (
+    ROOT,
+    TEMPLATE,
+    Answer,
+    Answers,
+    Rendered,
+    all_answers,
+    available_answers,
+    complete,
+    contents_of,
+    is_refused,
+    render,
+    succeed,
+    table,
+)
+
+Predicate = Callable[[Answers], bool]
+
+
+def _always(_: Answers) -> bool:
+    return True
+
+
+# Every file that a project can have, and when it has it. `P` is the package directory.
+FILES: dict[str, Predicate] = {
+    ".gitattributes": _always,
+    ".github/workflows/ci.yml": lambda a: a["ci"] == "github",
+    ".gitignore": _always,
+    ".gitlab-ci.yml": lambda a: a["ci"] == "gitlab",
+    ".pre-commit-config.yaml": _always,
+    "Makefile": _always,
+    "README.md": _always,
+    "pyproject.toml": _always,
+    "P/__init__.py": _always,
+    "P/config.py": _always,
+    "P/configs/debug.yaml": _always,
+    "P/configs/default.yaml": _always,
+    "P/cookiecutter.yaml": _always,
+    "P/data.py": _always,
+    "P/engine/__init__.py": _always,
+    "P/engine/checkpoint.py": _always,
+    "P/engine/cli.py": _always,
+    "P/engine/ddp.py": _always,
+    "P/engine/digest.py": _always,
+    "P/engine/distributed.py": _always,
+    "P/engine/explain.py": _always,
+    "P/engine/gradient.py": _always,
+    "P/engine/keyed.py": _always,
+    "P/engine/launch.py": _always,
+    "P/engine/loader.py": _always,
+    "P/engine/lock.py": _always,
+    "P/engine/metrics.py": _always,
+    "P/engine/optim.py": _always,
+    "P/engine/report.py": _always,
+    "P/engine/rundir.py": _always,
+    "P/engine/sampler.py": _always,
+    "P/engine/state.py": _always,
+    "P/engine/strategy.py": _always,
+    "P/engine/tracker.py": lambda a: a["tracker"] != "none",
+    "P/launch/mpirun.sh": lambda a: a["backend"] == "mpi",
+    "P/launch/torchrun_multi.sh": lambda a: a["backend"] != "mpi" and a["nodes"] == "multi",
+    "P/launch/torchrun_single.sh": lambda a: a["backend"] != "mpi" and a["nodes"] == "single",
+    "P/model.py": _always,
+    "P/settings.py": _always,
+    "P/task.py": _always,
+    "P/tests/__init__.py": _always,
+    "P/tests/conftest.py": _always,
+    "P/tests/harness.py": _always,
+    "P/tests/scenario.py": _always,
+    "P/tests/test_config.py": _always,
+    "P/tests/test_keyed.py": _always,
+    "P/tests/test_optim.py": _always,
+    "P/tests/test_resume.py": _always,
+    "P/tests/test_rundir.py": _always,
+    "P/tests/test_sampler.py": _always,
+    "P/tests/toy.py": _always,
+    "P/train.py": _always,
+}
+
+# Words that belong to some answers of a question: they stand in no project without one of them.
+WORDS: list[tuple[str, set[Answer], str]] = [
+    ("backend", {"mpi"}, r"\bmpi|MPI\b|mpirun"),
+    ("backend", {"nccl", "mpi"}, r"(?i:nccl)"),
+    ("backend", {"nccl", "gloo"}, r"torchrun|rdzv"),
+    ("nodes", {"multi"}, r"rdzv|(?i:nnodes)|HOSTFILE|several machines"),
+    ("cluster", {"slurm"}, r"(?i:slurm|sbatch)"),
+    ("cluster", {"kubernetes"}, r"(?i:kubernetes|kubectl)"),
+    ("amp", {"bf16"}, r"bf16|bfloat16"),
+    ("amp", {"fp16"}, r"fp16|(?<!b)float16|(?i:scaler)|unscale"),
+    ("amp", {"bf16", "fp16"}, r"autocast|\bamp\b|(?i:mixed precision)"),
+    ("accumulation", {True}, r"(?i:accum)|micro_batch_size|no_sync"),
+    ("checkpoint", {"per_rank"}, r"\bper_rank\b"),
+    ("checkpoint", {"sharded"}, r"(?i:sharded)|async_save|torch\.distributed\.checkpoint"),
+    (
+        "ema",
+        {True},
+        r"\bema\b|\bema_|_ema\b|EMA\b|AveragedModel|(?i:averaged weights|moving average)",
+    ),
+    ("example", {"digits"}, r"(?i:digits)|sklearn"),
+    ("tracker", {"tensorboard"}, r"(?i:tensorboard)|SummaryWriter"),
+    ("tracker", {"wandb"}, r"(?i:wandb)"),
+    ("tracker", {"mlflow"}, r"(?i:mlflow)"),
+    ("ci", {"github"}, r"\.github|GitHub"),
+    ("ci", {"gitlab"}, r"(?i:gitlab)"),
+]
+
+# Files that may be empty, and the one that names every answer.
+EMPTY: set[str] = {"P/py.typed"}
+ANSWERS_FILE = "P/cookiecutter.yaml"
+
+
+def _distinct(all_rendered: list[Rendered]) -> Iterator[tuple[str, Path, str]]:
+    """Give each content that a file has in some project once: name, path, text."""
+    seen = set()
+    for rendered in all_rendered:
+        for name, path in rendered.files.items():
+            content = path.read_bytes()
+            if (name, content) not in seen:
+                seen.add((name, content))
+                yield name, path, content.decode()
+
+
+def _texts(rendered: Rendered) -> list[tuple[str, str]]:
+    """Give each file's name and text, the name on the first line of the text as well."""
+    return [
+        (name, f"{name}\n{path.read_text()}")
+        for name, path in rendered.files.items()
+        if name != ANSWERS_FILE
+    ]
+
+
+def _templates() -> list[Path]:
+    """Every file that Jinja reads: the tree that is rendered and the included parts."""
+    return [
+        path
+        for directory in (TEMPLATE, ROOT / "templates")
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    ]
+
+
+def test_every_project_has_exactly_the_files_of_the_table(
+    all_rendered: list[Rendered], count: Count
+) -> None:
+    count("projects rendered", len(all_rendered))
+    wrong: dict[str, list[str]] = {}
+    for rendered in all_rendered:
+        expected = {name for name, wanted in FILES.items() if wanted(rendered.answers)}
+        found = set(rendered.files)
+        for name in sorted(found ^ expected):
+            complaint = f"{name} is {'not expected' if name in found else 'missing'}"
+            wrong.setdefault(complaint, []).append(rendered.name)
+    assert not wrong, "\n".join(
+        f"{complaint} in {len(names)} projects, such as {names[0]}"
+        for complaint, names in wrong.items()
+    )
+
+
+def test_no_empty_directory_is_left(all_rendered: list[Rendered]) -> None:
+    empty = {
+        str(path.relative_to(rendered.project))
+        for rendered in all_rendered
+        for path in rendered.project.rglob("*")
+        if path.is_dir() and not any(path.iterdir())
+    }
+    assert not empty
+
+
+def test_the_template_holds_no_file_of_a_tool() -> None:
+    strays = [
+        str(path.relative_to(TEMPLATE))
+        for path in TEMPLATE.rglob("*")
+        if path.suffix == ".pyc" or path.name.endswith("_cache") or path.name == "__pycache__"
+    ]
+    assert not strays, "cookiecutter would copy them into every project"
+
+
+def test_nothing_of_jinja_is_left_over(all_rendered: list[Rendered]) -> None:
+    wrong = []
+    for name, _, text in _distinct(all_rendered):
+        for number, line in enumerate(text.splitlines(), 1):
+            if re.search(r"\{\{|\{%|\{#|cookiecutter\.(?!yaml)", line):
+                wrong.append(f"{name}:{number}: {line}")
+        if re.search(r"\{\{|\{%|\{#|cookiecutter\.(?!yaml)", name):
+            wrong.append(name)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_are_tidy(all_rendered: list[Rendered]) -> None:
+    wrong = []
+    for name, _, text in _distinct(all_rendered):
+        wrong += [
+            f"{name}:{number}: blanks at the end"
+            for number, line in enumerate(text.split("\n"), 1)
+            if line != line.rstrip()
+        ]
+        if not text.strip() and name not in EMPTY:
+            wrong.append(f"{name}: empty")
+        if text and (not text.endswith("\n") or text.endswith("\n\n")):
+            wrong.append(f"{name}: must end with one newline")
+        if text.startswith("\n"):
+            wrong.append(f"{name}: starts with a blank line")
+        if "\n\n\n" in text and not name.endswith(".py"):
+            wrong.append(f"{name}: two blank lines in a row")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_scripts_and_nothing_else_can_be_executed(all_rendered: list[Rendered]) -> None:
+    wrong = {
+        name
+        for rendered in all_rendered
+        for name, path in rendered.files.items()
+        if os.access(path, os.X_OK) != name.endswith(".sh")
+    }
+    assert not wrong
+
+
+def test_every_file_parses(all_rendered: list[Rendered]) -> None:
+    scripts = []
+    for name, path, text in _distinct(all_rendered):
+        if name.endswith(".py"):
+            ast.parse(text, name)
+        elif name.endswith(".toml"):
+            tomllib.loads(text)
+        elif name.endswith((".yaml", ".yml")):
+            assert yaml.safe_load(text), name
+        elif name.endswith(".sh"):
+            scripts.append(path)
+    assert scripts
+    for script in scripts:
+        succeed("bash", "-n", script)
+
+
+def test_no_word_of_an_answer_that_was_not_chosen(all_rendered: list[Rendered]) -> None:
+    wrong, seen = set(), set()
+    for rendered in all_rendered:
+        for key, owners, pattern in WORDS:
+            if rendered.answers[key] in owners:
+                continue
+            for name, text in _texts(rendered):
+                if (name, text, pattern) in seen:
+                    continue
+                seen.add((name, text, pattern))
+                for match in re.finditer(pattern, text):
+                    line = text[: text.find("\n", match.end())].rsplit("\n", 1)[-1].strip()
+                    owned = " or ".join(f"{key}={owner}" for owner in sorted(owners, key=str))
+                    wrong.add(f"{name}: {match[0]!r} belongs to {owned}: {line}")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_words_are_found_where_their_answer_was_chosen(all_rendered: list[Rendered]) -> None:
+    """Else a pattern of the table above could be mistyped and never forbid anything."""
+    missing = {
+        f"{pattern} where {key}={rendered.answers[key]}"
+        for rendered in all_rendered
+        for key, owners, pattern in WORDS
+        if rendered.answers[key] in owners
+        and not any(re.search(pattern, text) for _, text in _texts(rendered))
+    }
+    assert not missing
+
+
+def test_every_answer_has_words_of_its_own() -> None:
+    # The plain ones: nothing stands in a project because of them.
+    plain: set[tuple[str, Answer]] = {
+        ("backend", "gloo"),
+        ("nodes", "single"),
+        ("cluster", "none"),
+        ("amp", "off"),
+        ("accumulation", False),
+        ("checkpoint", "rank0"),
+        ("ema", False),
+        ("tracker", "none"),
+        ("ci", "none"),
+        ("example", "bytes"),
+    }
+    owned = {(key, owner) for key, owners, _ in WORDS for owner in owners}
+    questions = {(key, answer) for key, answers in all_answers().items() for answer in answers}
+    assert owned | plain == questions
+
+
+def test_every_branch_of_the_templates_is_rendered(branches: Branches) -> None:
+    assert branches.known
+    never = sorted(branches.known - branches.entered)
+    assert not never, "\n".join(never)
+    parts = {
+        str(path.relative_to(ROOT / "templates")) for path in (ROOT / "templates").rglob("*.*")
+    }
+    assert not parts - branches.templates, "parts that no project includes"
+
+
+def test_tags_stand_alone_on_their_line() -> None:
+    wrong = []
+    for path in _templates():
+        if path.suffix == ".jinja":
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if "{%" in line and re.fullmatch(r"\s*\{% [^%]* %\}", line) is None:
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _used_answers(source: str) -> set[str]:
+    """Give the keys of `cookiecutter` that a template reads."""
+    tree = Environment().parse(source)
+    assert not list(tree.find_all((nodes.CondExpr, nodes.For))), source[:200]
+    return {
+        node.attr
+        for node in tree.find_all(nodes.Getattr)
+        if isinstance(node.node, nodes.Name) and node.node.name == "cookiecutter"
+    }
+
+
+def test_declared_answers_are_the_used_ones() -> None:
+    used = {key for path in _templates() for key in _used_answers(path.read_text())}
+    used |= {key for path in _templates() for key in _used_answers(str(path.relative_to(ROOT)))}
+    assert used == {"project_name", "author", "project_slug", *all_answers()}
+
+
+def test_the_hook_knows_the_questions() -> None:
+    assert table("CHOICES") == all_answers()
+    for row, _ in table("UNSUPPORTED"):
+        assert all(answer in all_answers()[key] for key, answer in row.items())
+    assert not is_refused(complete({}))
+
+
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        (key, answer)
+        for key, answers in available_answers().items()
+        for answer in answers[1:]  # the first is the default
+    ],
+)
+def test_every_answer_changes_something(
+    all_rendered: list[Rendered], key: str, answer: Answer
+) -> None:
+    """In some project, beside the file that records the answers."""
+
+    def others(rendered: Rendered) -> Answers:
+        return {k: v for k, v in rendered.answers.items() if k not in {key, "tracker", "ci"}}
+
+    def contents(rendered: Rendered) -> list[tuple[str, bytes]]:
+        return [(n, p.read_bytes()) for n, p in rendered.files.items() if n != ANSWERS_FILE]
+
+    default = all_answers()[key][0]
+    pairs = [
+        (one, other)
+        for one in all_rendered
+        if one.answers[key] == answer
+        for other in all_rendered
+        if other.answers[key] == default and others(one) == others(other)
+    ]
+    if key in {"tracker", "ci"}:  # cycled: no two projects differ in one of them alone
+        pairs = [
+            (one, other)
+            for one in all_rendered[:12]
+            for other in all_rendered[:12]
+            if one.answers[key] == answer and other.answers[key] == default
+        ]
+    assert pairs
+    assert any(contents(one) != contents(other) for one, other in pairs)
+
+
+def test_rendering_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    answers: Answers = {"amp": "fp16", "ema": True}
+    one = render(answers, tmp_path / "one")
+    other = render(answers, tmp_path / "other" / "deeper")
+    assert contents_of(one) == contents_of(other)
+
+
+def test_no_path_of_the_machine_is_rendered(all_rendered: list[Rendered]) -> None:
+    product_directory = all_rendered[0].project.parents[1]
+    places = {str(ROOT), str(product_directory), os.path.expanduser("~")} - {"/"}
+    for name, _, text in _distinct(all_rendered):
+        assert not [place for place in places if place in text], name
+
+
+@pytest.mark.parametrize("slug", ["ab", "a" * 40, "zebra"], ids=["short", "long", "after-torch"])
+def test_the_length_of_the_slug_does_not_show(slug: str, tmp_path: Path) -> None:
+    """Names of any length, and one that sorts after torch, render lint-clean projects."""
+    project = render({"ema": True, "amp": "fp16"}, tmp_path, slug=slug)
+    succeed("ruff", "format", "--no-cache", "--check", project)
+    succeed("ruff", "check", "--no-cache", "--output-format", "concise", project)
