@@ -1,5 +1,5 @@
 # Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
-.PHONY: help setup demo test golden lint format clean
+.PHONY: help setup demo test golden gpu-projects lint format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -16,6 +16,7 @@ help:
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
 	@echo "make golden  write the snapshots in tests/golden/ anew"
+	@echo "make gpu-projects   render what tests/gpu trains, for a machine with GPUs"
 	@echo "make setup   the environment in $(VENV), which the others make as well"
 	@echo "make clean   remove it, and build/"
 
@@ -36,6 +37,9 @@ test: setup
 golden: setup
 	rm -rf tests/golden
 	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py
+
+gpu-projects: setup
+	$(BIN)/python -m tests.gpu.prerender
 
 lint: setup
 	$(BIN)/ruff check .

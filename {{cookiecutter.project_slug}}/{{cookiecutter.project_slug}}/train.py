@@ -42,7 +42,7 @@ from .model import build_model
 logger = logging.getLogger(f"{__package__}.train")  # run as a module, __name__ is __main__
 
 
-@record  # so that torchrun shows the traceback of the rank that failed first
+@record  # leaves the traceback of a rank that fails to the launcher
 def main(config: Config, init_method: str = "env://") -> None:
     """Join the other processes, train, leave. The model lives and dies within `train`."""
     launch = launch_from_environment()

@@ -185,7 +185,7 @@ def read_checkpoint(path: Path, *, verify: bool) -> Checkpoint:
 
 def list_checkpoints(root: Path) -> list[Path]:
     """The directories that are named as checkpoints, newest first (by number, not by letters)."""
-    named = [path for path in root.glob("step_*") if _NAME.fullmatch(path.name)]
+    named = [path for path in root.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(named, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
 
 
@@ -235,7 +235,7 @@ def _set_aside(root: Path, step: int) -> None:
 
 def best(checkpoints: list[Checkpoint]) -> Checkpoint | None:
     """The one with the lowest validation loss; never one whose loss is not a finite number."""
-    rated = [checkpoint for checkpoint in checkpoints if checkpoint.valid_loss < math.inf]
+    rated = [checkpoint for checkpoint in checkpoints if math.isfinite(checkpoint.valid_loss)]
     return min(rated, key=lambda checkpoint: checkpoint.valid_loss, default=None)
 
 
@@ -252,8 +252,9 @@ def retain(root: Path, keep: Keep) -> None:
         except ValueError as error:
             logger.debug("kept aside %s: %s", path.name, error)
     top = best(complete)
+    resumed_from = keep.resumed_from and keep.resumed_from.resolve()  # written in any way
     for checkpoint in complete[keep.newest :]:
-        if checkpoint is top or checkpoint.path == keep.resumed_from:
+        if checkpoint is top or checkpoint.path.resolve() == resumed_from:
             continue
         remove(checkpoint.path)
     if top is not None:

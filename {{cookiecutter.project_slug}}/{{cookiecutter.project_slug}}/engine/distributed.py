@@ -34,11 +34,11 @@ class World(Launch):
         return self.rank == 0
 
 
-def choose_device(name: str, launch: Launch, *, shared: bool) -> torch.device:
-    """The device of this rank; `shared`: ranks may have one device together (not with NCCL).
+def choose_device(name: str, launch: Launch) -> torch.device:
+    """The device of this rank. With fewer devices than ranks on a machine, ranks share them.
 
     Raises:
-        Refused: there is no such device here, or too few for the ranks of this machine.
+        Refused: there is no such device here.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -48,23 +48,39 @@ def choose_device(name: str, launch: Launch, *, shared: bool) -> torch.device:
             f"device: expected {name!r}, but this machine shows {here.type if here else 'none'}: "
             "check the driver and the visible devices, or pass --device cpu"
         )
-    count, local_rank = torch.accelerator.device_count(), launch.local_rank
+    return torch.device(name, launch.local_rank % torch.accelerator.device_count())
+
+
+{% if cookiecutter.backend != "gloo" %}
+def check_own_device(launch: Launch) -> None:
+    """Refuse ranks that would share a device: NCCL deadlocks or fails when two use the same.
+
+    Raises:
+        Refused: this machine has more ranks than devices.
+    """
+    count = torch.accelerator.device_count()
     # A launcher that binds one device to each process leaves every process with index 0.
-    bound = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if count < launch.local_world_size and not (shared or bound):
+    is_bound = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if count < launch.local_world_size and not is_bound:
         raise Refused(
-            f"device: {launch.local_world_size} processes on a machine with {count} {name} "
-            "device(s), and each needs its own: start fewer processes"
+            f"device: {launch.local_world_size} processes on a machine with {count} device(s), "
+            "and NCCL needs one for each: start fewer processes"
         )
-    return torch.device(name, local_rank % count)
 
 
+{% endif %}
 def choose_backend(config: Config) -> str:
     {% if cookiecutter.backend == "nccl" %}
     """NCCL on CUDA; gloo elsewhere, so that every project can be tried on a CPU."""
     return "nccl" if config.device == "cuda" else "gloo"
     {% elif cookiecutter.backend == "gloo" %}
-    """gloo, on every device."""
+    """gloo; it moves the tensors of a CPU and of CUDA.
+
+    Raises:
+        Refused: another device is asked for, by several ranks or by one.
+    """
+    if config.device not in ("cpu", "cuda"):
+        raise Refused(f"device: expected cpu or cuda with gloo, got {config.device}")
     return "gloo"
     {% else %}
     """The configured one.
@@ -90,7 +106,11 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
     the peers may be dead and would be waited for.
     """
     backend = choose_backend(config)
-    device = choose_device(config.device, launch, shared=backend != "nccl")
+    device = choose_device(config.device, launch)
+    {% if cookiecutter.backend != "gloo" %}
+    if backend == "nccl":
+        check_own_device(launch)
+    {% endif %}
     world = World(**vars(launch), device=device)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
@@ -104,7 +124,9 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=config.timeout_s),
+            {% if cookiecutter.backend != "gloo" %}
             device_id=device if backend == "nccl" else None,  # else NCCL guesses the device
+            {% endif %}
         )
     except RuntimeError as error:
         place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))

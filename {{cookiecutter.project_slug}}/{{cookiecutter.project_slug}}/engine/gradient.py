@@ -1,4 +1,4 @@
-"""Engine: from sums that were accumulated to the clipped gradient of the window's mean loss."""
+"""Engine: from summed losses to the clipped gradient of a window's mean loss."""
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +8,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 def nominal_count(global_batch_size: int, world_size: int, targets_per_sample: int | None) -> float:
     """What each rank's loss sum is divided by before its backward.
 
-    A constant, so that micro-batches weigh alike and fp16 does not overflow; `to_mean` brings
-    the true count in once, afterwards.
+    A constant, so that micro-batches weigh alike, and no sum is too large for a small type;
+    `to_mean` brings the true count in once, afterwards.
     """
     return global_batch_size / world_size * (targets_per_sample or 1)
 

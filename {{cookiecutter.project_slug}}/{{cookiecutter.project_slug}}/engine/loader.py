@@ -1,15 +1,17 @@
 """Engine: DataLoader settings that hold for any number of workers, and the stream of batches."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sized
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from ..config import Config, DataSettings
 from .distributed import World
@@ -53,7 +55,9 @@ def check_datasets(train_set: Samples, valid_set: Samples) -> None:
         Refused: a data set is empty, or has no length and index, as an IterableDataset.
     """
     for split, dataset in (("training", train_set), ("validation", valid_set)):
-        if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+        is_map_style = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
+        # A stream inherits a __getitem__ that only raises, and may have a length.
+        if not is_map_style or isinstance(dataset, IterableDataset):
             raise Refused(
                 f"{split} data: expected a map-style data set (__len__ and __getitem__), got "
                 f"{type(dataset).__name__}: a stream has no order to share out or to resume in"
@@ -67,6 +71,18 @@ def ignore_stop_signals(worker_id: int) -> None:  # noqa: ARG001
     for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
         if hasattr(signal, name):  # Windows has no SIGUSR1
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """Kill the loading processes that this process would leave behind.
+
+    At its end Python sends them SIGTERM, which they ignore, and waits for them without end.
+    """
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's would report their death
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 def usable_cpus() -> int:
@@ -106,6 +122,8 @@ def build_loader(
             "multiprocessing_context": settings.multiprocessing_context,
             "worker_init_fn": ignore_stop_signals,
         }
+        # Runs before Python ends the workers in its own way, unlike what atexit knows of.
+        Finalize(None, end_workers, exitpriority=0)
     return DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -117,23 +135,25 @@ def build_loader(
     )
 
 
+def _endless(loader: DataLoader[Batch], epoch: int, position: int) -> Iterator[Batch]:
+    # No method of BatchStream: a cycle of the two would keep the loader's workers alive until the
+    # interpreter ends.
+    sampler = loader.batch_sampler
+    assert isinstance(sampler, TrainSampler)
+    while True:
+        sampler.set_position(epoch, position)
+        yield from loader
+        epoch, position = epoch + 1, 0
+
+
 class BatchStream(Iterator[Batch]):
     """A rank's micro-batches, epoch after epoch; knows how long it was waited for."""
 
     def __init__(self, loader: DataLoader[Batch], epoch: int, position: int) -> None:
-        self.loader, self.epoch = loader, epoch
         self.waited_s = 0.0
         """Seconds spent waiting for data since the start."""
-        self._batches = self._iterate(position)
+        self._batches = _endless(loader, epoch, position)
         self._peeked: list[Batch] = []
-
-    def _iterate(self, position: int) -> Iterator[Batch]:
-        sampler = self.loader.batch_sampler
-        assert isinstance(sampler, TrainSampler)
-        while True:
-            sampler.set_position(self.epoch, position)
-            yield from self.loader
-            self.epoch, position = self.epoch + 1, 0
 
     def __next__(self) -> Batch:
         if self._peeked:
@@ -159,7 +179,7 @@ def build_loaders(
 ) -> tuple[DataLoader[Batch], DataLoader[Batch]]:
     """The training and the validation loader of this rank."""
     train_set, valid_set = datasets
-    if hasattr(train_set, "__getitems__"):
+    if world.is_main and any(hasattr(dataset, "__getitems__") for dataset in datasets):
         logger.warning("data: __getitems__ is passed by, for each sample is seeded on its own")
     train_sampler = TrainSampler(plan, config.seed, world)
     valid_sampler = EvalSampler(len(valid_set), plan.samples_per_forward, world)

@@ -96,6 +96,8 @@ def _rank(
     os.dup2(output, 2)
     for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
         os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
+    # A launched rank would start its workers in the platform's way, not in this server's.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     try:
         value = function(f"file://{directory}/rendezvous", *args)
         (directory / f"{rank}.pickle").write_bytes(pickle.dumps(value))

@@ -1,20 +1,14 @@
-"""Engine: whole trainings for the tests: your project's `train.main`, with a task of the tests.
-
-`toy` trainings have a small model without dropout and data whose samples say when they are
-loaded. What they prove about the loop holds for any task.
-"""
+"""Engine: whole trainings for the tests: `train.main` itself, with your task or the toy one."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import data, train
+from .. import train
 from ..config import Config
 from ..engine.digest import digest
 from ..engine.state import Job
@@ -37,16 +31,18 @@ def set_config(config: Config, **changes: Any) -> Config:
     """The configuration with some fields changed; `optim__lr` means `optim.lr`."""
     for name, value in changes.items():
         group, _, leaf = name.partition("__")
-        if leaf:
-            value = replace(getattr(config, group), **{leaf: value})
-        config = replace(config, **{group: value})
+        new = replace(getattr(config, group), **{leaf: value}) if leaf else value
+        config = replace(config, **{group: new})
     return config
 
 
 def run_training(
     init_method: str, config: Config, prepare: Callable[[], Any] | None = None
 ) -> Record:
-    """Train as `train.main` does, and note how this rank ends. `prepare` may replace parts of it."""
+    """Train as `train.main` does; how this rank ends. `prepare` may replace parts before."""
+    {% if cookiecutter.backend == "mpi" %}
+    config = replace(config, backend="gloo")  # few builds of torch have MPI
+    {% endif %}
     record = Record(notes=prepare() if prepare else None)
     run_steps = train.run_steps
 
@@ -58,7 +54,7 @@ def run_training(
         record.digest = digest(job.state.files())
         record.progress = vars(job.state.progress).copy()
 
-    train.run_steps = recorded
+    train.run_steps = recorded  # type: ignore[assignment]
     train.main(config, init_method)
     return record
 

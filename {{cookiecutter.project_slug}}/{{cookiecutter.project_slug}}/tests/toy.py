@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from .. import train
-from ..engine import optim
+from ..engine import optim, rundir
 from ..engine.loader import Batch
 from ..engine.state import Job
 
@@ -25,7 +25,7 @@ class Notes:
     samples: list[tuple[int, int, float]] = field(default_factory=list)
     """Epoch, index and augmentation of each sample that counted in a step."""
     weights: list[dict[str, Tensor]] = field(default_factory=list)
-    """The parameters before the first window and after each."""
+    """The parameters before the first step and after each."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Toy:
     has_batch_norm: bool = False
     has_plain_sgd: bool = False
     """AdamW hides a gradient of the wrong size: it divides by it."""
+    bad_sample: int = -1
+    """Index of a training sample with an infinite target."""
     log: str = ""
     """File that gets the index of each training sample when it is loaded."""
 
@@ -60,6 +62,7 @@ class Toy:
                 metric_sums=metric_sums,
             ),
         )
+        put(rundir, describe_environment=dict)  # it takes longer than the training
         if self.has_plain_sgd:
             put(optim, build_optimizer=sgd)
         return take_notes()
@@ -71,7 +74,11 @@ class Toy:
 
     def build_datasets(self) -> tuple["ToyData", "ToyData"]:
         """The training set and the validation set."""
-        return ToyData(self, self.num_samples), ToyData(Toy(is_masked=True), self.num_valid)
+        train_set = ToyData(self, self.num_samples)
+        if self.bad_sample >= 0:
+            train_set.targets[self.bad_sample] = torch.inf
+            train_set.mask[self.bad_sample] = True
+        return train_set, ToyData(Toy(is_masked=self.is_masked), self.num_valid)
 
 
 class ToyNet(nn.Module):
@@ -121,7 +128,7 @@ class ToyData(Dataset[dict[str, Any]]):
 
 
 def put(owner: object, **parts: Any) -> None:
-    """Replace parts of a module or class; ranks are processes of their own, so nothing is undone."""
+    """Replace parts of a module or class. A rank is a process of its own: nothing is undone."""
     for name, part in parts.items():
         setattr(owner, name, part)
 
@@ -141,7 +148,8 @@ def take_notes() -> Notes:
     def noted_step(job: Job, *rest: Any, **named: Any) -> Any:
         notes.weights = notes.weights or [copy_weights(job.state.module)]
         numbers = train_step(job, *rest, **named)
-        notes.weights.append(copy_weights(job.state.module))
+        if numbers is not None:
+            notes.weights.append(copy_weights(job.state.module))
         return numbers
 
     put(train, forward_backward=noted_forward, train_step=noted_step)
@@ -160,7 +168,7 @@ def num_targets(batch: Batch) -> int:
 
 def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
     """As in task.py: squared errors."""
-    errors = model(batch["inputs"]) - batch["targets"]
+    errors: Tensor = model(batch["inputs"]) - batch["targets"]
     return errors.square().where(batch["mask"], 0).sum()
 
 

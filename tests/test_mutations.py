@@ -1,0 +1,301 @@
+"""Faults that people really build in, each put into a rendered project: its own tests go red.
+
+A row fails when its old text is no longer in the project, so that the table can't rot.
+"""
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.conftest import Count
+from tests.rendering import SLUG, Answers, render, run, silent
+
+# All that can go wrong is in there: loss scale, averaged weights, micro-batches.
+ANSWERS: Answers = {"backend": "gloo", "amp": "fp16", "ema": True, "tracker": "none"}
+
+EXACTNESS = "test_exactness.py::test_epochs_equal_a_single_process"
+RESUME = "test_resume.py::test_stopped_and_resumed_is_bit_exact"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault, where it goes in, and the test that must see it."""
+
+    name: str
+    caught_by: str
+    """Node id below the rendered tests/."""
+    edits: tuple[tuple[str, str, str], ...]
+    """File in the package, its text, and what comes in its place."""
+
+
+def mutation(name: str, caught_by: str, *edits: str) -> Mutation:
+    """One row; the edits come as file, old, new, and again file, old, new."""
+    return Mutation(name, caught_by, tuple(zip(edits[::3], edits[1::3], edits[2::3], strict=True)))
+
+
+SYNCED = (
+    "        with ddp.sync_only_if(job.model, is_last):\n            wait = forward_backward(\n"
+)
+BACKWARD = "    job.state.scaler.scale(loss).backward()\n"
+NOMINAL = """    loss = loss / gradient.nominal_count(
+        job.config.global_batch_size, job.world.world_size, task.TARGETS_PER_SAMPLE
+    )
+"""
+COUNT = "    count = len(window) if task.TARGETS_PER_SAMPLE else sums[1]\n"
+TO_MEAN = "    gradient.to_mean(state.module, config.global_batch_size / count)\n"
+LEAVE_OUT = "        report.leave_out(job, None if is_empty else norm)\n"
+UNSCALE = (
+    "    state.scaler.unscale_(state.optimizer)  # once, before anything looks at the gradient\n"
+)
+CLIP = "    grad_norm = gradient.clip(state.module, config.optim.grad_clip)\n"
+UPDATE_EMA = "        state.ema.update_parameters(state.module)\n"
+RANK0_BUFFERS = "        if world.world_size > 1:\n            for buffer in module.buffers():\n"
+SHARE = "split_evenly(range(num_samples), launch.world_size)[launch.rank]"
+
+MUTATIONS = [
+    # The gradient of a window.
+    mutation(
+        "no_sync around every micro-batch",
+        "test_ranks.py::test_weights_are_equal_bit_for_bit",
+        *("train.py", SYNCED, SYNCED.replace("is_last", "False")),
+    ),
+    mutation(
+        "no_sync around the backward only",
+        "test_collectives.py::test_a_step_reduces_each_bucket_once[2]",
+        *("train.py", SYNCED),
+        "        job.state.is_last = is_last\n"
+        "        if True:\n"
+        "            wait = forward_backward(\n",
+        *("train.py", BACKWARD),
+        f"    with ddp.sync_only_if(job.model, job.state.is_last):\n    {BACKWARD}",
+    ),
+    mutation(
+        "the first micro-batch is synchronised, not the last",
+        "test_ranks.py::test_weights_are_equal_bit_for_bit",
+        *("train.py", SYNCED, SYNCED.replace("is_last", "micro == 0")),
+    ),
+    mutation(
+        "a short window is divided by the configured number of samples",
+        f"{EXACTNESS}[3 ranks]",
+        *("train.py", COUNT),
+        "    count = config.global_batch_size if task.TARGETS_PER_SAMPLE else sums[1]\n",
+    ),
+    mutation(
+        "a short window is neither stepped nor cleared",
+        "test_exactness.py::test_steps_and_learning_rates_do_not_depend_on_ranks[97]",
+        *("train.py", "    wait()\n"),
+        "    wait()\n"
+        "    if len(window) < config.global_batch_size:\n"
+        "        progress.consume(len(window), job.plan.num_samples)\n"
+        "        return None\n",
+    ),
+    mutation(
+        "mean of the micro-batches' means",
+        "test_exactness.py::test_one_step_does_not_depend_on_how_its_samples_are_split",
+        *("train.py", NOMINAL),
+        "    window = job.plan.window(job.state.progress.position)\n"
+        "    shares = job.plan.micro_batches(window, job.world.rank)\n"
+        "    loss = loss / max(1, task.num_targets(batch)) / len(shares)\n",
+        *("train.py", TO_MEAN, ""),
+    ),
+    mutation(
+        "a rank without samples counts the one that it forwards",
+        f"{EXACTNESS}[idle rank]",
+        *("train.py", "    if not share:\n", "    if False:\n"),
+    ),
+    mutation(
+        "gradients are clipped before they are unscaled",
+        "test_fp16.py::test_scale_is_gone_before_the_gradient_is_clipped",
+        *("train.py", UNSCALE, ""),
+        *("train.py", CLIP, CLIP + UNSCALE),
+    ),
+    mutation(
+        "the loss of each micro-batch is read",
+        "test_collectives.py::test_a_step_waits_for_the_device_once[1]",
+        *("train.py", "    sums[0] += loss.detach()\n", "    sums[0] += loss.item()\n"),
+    ),
+    # What goes on with a step, and only with a step.
+    mutation(
+        "the schedule goes on at a skipped step",
+        "test_fp16.py::test_overflow_costs_one_step_and_half_the_scale",
+        *("train.py", LEAVE_OUT, LEAVE_OUT + "        progress.step += 1\n"),
+    ),
+    mutation(
+        "the schedule is a step behind",
+        "test_exactness.py::test_steps_and_learning_rates_do_not_depend_on_ranks[96]",
+        *("train.py", "optim.lr_at(progress.step + 1, ", "optim.lr_at(progress.step, "),
+    ),
+    mutation(
+        "EMA is updated at a skipped step",
+        "test_ema.py::test_no_update_for_a_step_that_was_not_taken",
+        *("train.py", LEAVE_OUT, LEAVE_OUT + UPDATE_EMA),
+    ),
+    mutation(
+        "EMA is updated in every micro-batch",
+        "test_ema.py::test_one_update_a_step_also_after_a_resume",
+        *("train.py", "            )\n    wait()\n", f"            )\n{UPDATE_EMA}    wait()\n"),
+    ),
+    # Randomness and order.
+    mutation(
+        "the rank is missing from the key of a forward",
+        "test_ranks.py::test_no_two_forwards_draw_the_same",
+        *("engine/keyed.py", '"forward", step, micro, rank)', '"forward", step, micro)'),
+    ),
+    mutation(
+        "the step is missing from the key of a forward",
+        "test_ranks.py::test_no_two_forwards_draw_the_same",
+        *("engine/keyed.py", '"forward", step, micro, rank)', '"forward", micro, rank)'),
+    ),
+    mutation(
+        "the micro-batch is missing from the key of a forward",
+        "test_ranks.py::test_no_two_forwards_draw_the_same",
+        *("engine/keyed.py", '"forward", step, micro, rank)', '"forward", step, rank)'),
+    ),
+    mutation(
+        "the epoch is missing from the key of a sample",
+        "test_ranks.py::test_no_two_samples_are_augmented_alike",
+        *("engine/keyed.py", '"sample-{split}", epoch, index)', '"sample-{split}", index)'),
+    ),
+    mutation(
+        "augmentation is not keyed",
+        f"{RESUME}[1 rank, in an epoch]",
+        *("engine/loader.py", "        seed_sample(self.seed, self.split, epoch, index)\n", ""),
+    ),
+    mutation(
+        "set_epoch is forgotten",
+        f"{EXACTNESS}[2 ranks]",
+        *(
+            "engine/sampler.py",
+            "order = epoch_order(self.seed, epoch, ",
+            "order = epoch_order(self.seed, 0, ",
+        ),
+    ),
+    mutation(
+        "each rank has an order of its own",
+        f"{EXACTNESS}[2 ranks]",
+        *(
+            "engine/sampler.py",
+            "epoch_order(self.seed, epoch, ",
+            "epoch_order(self.seed + self.rank, epoch, ",
+        ),
+    ),
+    # Resume.
+    mutation(
+        "the position is taken for a number of batches",
+        f"{RESUME}[1 rank, in an epoch]",
+        *("train.py", "progress.epoch, progress.position)"),
+        "progress.epoch, progress.position // config.global_batch_size)",
+    ),
+    mutation(
+        "EMA comes back without its counter",
+        "test_ema.py::test_one_update_a_step_also_after_a_resume",
+        *(
+            "engine/state.py",
+            '            self.ema.n_averaged.fill_(training["ema_updates"])\n',
+            "",
+        ),
+    ),
+    mutation(
+        "the loss scale starts afresh",
+        "test_fp16.py::test_scale_goes_on_after_a_resume",
+        *("engine/state.py", 'self.scaler.load_state_dict(training["scaler"])', "pass"),
+    ),
+    mutation(
+        "the optimizer starts afresh",
+        f"{RESUME}[2 ranks, between epochs]",
+        *("engine/state.py", 'self.optimizer.load_state_dict(training["optimizer"])', "pass"),
+    ),
+    mutation(
+        "no throwaway pass, on three ranks",
+        f"{RESUME}[3 ranks]",
+        *("engine/ddp.py", "    _settle_buckets(model, loss_of)\n", ""),
+    ),
+    mutation(
+        "one throwaway pass with a static graph, on three ranks",
+        "test_resume.py::test_static_graph_on_three_ranks_is_bit_exact",
+        *("engine/ddp.py", "range(2 if model.static_graph else 1)", "range(1)"),
+    ),
+    mutation(
+        "the throwaway pass leaves its traces in the buffers",
+        f"{RESUME}[2 ranks, between epochs]",
+        *("engine/ddp.py", "    with unchanged_buffers(model.module):\n", "    if True:\n"),
+    ),
+    mutation(
+        "names in the checkpoint begin with module.",
+        "test_weights.py::test_weights_load_without_this_project",
+        *("engine/state.py", '"model.pt": dict(self.module.state_dict())'),
+        '"model.pt": {f"module.{k}": v for k, v in self.module.state_dict().items()}',
+    ),
+    mutation(
+        "the metrics of steps that are taken again stay",
+        "test_resume.py::test_crashed_run_goes_on_from_its_last_checkpoint",
+        *("engine/metrics.py", "        cut_back(path, progress)\n", ""),
+    ),
+    # Evaluation.
+    mutation(
+        "evaluation is padded to equal shares",
+        "test_evaluation.py::test_result_is_that_of_one_process[1003-2-7]",
+        *("engine/sampler.py", f"        self.share = {SHARE}\n"),
+        "        most = -(-num_samples // launch.world_size)\n"
+        "        start = min(launch.rank * most, num_samples - most)\n"
+        "        self.share = range(start, start + most)\n",
+    ),
+    mutation(
+        "evaluation goes through the wrapper",
+        "test_evaluation.py::test_buffers_are_those_of_rank_0[1]",
+        *("train.py", "evaluate(job, state.module, loader)", "evaluate(job, job.model, loader)"),
+    ),
+    mutation(
+        "each rank evaluates with its own buffers",
+        "test_evaluation.py::test_buffers_are_those_of_rank_0[9]",
+        *("engine/ddp.py", RANK0_BUFFERS, RANK0_BUFFERS.replace("world.world_size > 1", "False")),
+    ),
+    mutation(
+        "training goes on in evaluation mode",
+        "test_evaluation.py::test_training_does_not_see_evaluations",
+        *("train.py", "    module.train(was_training)\n", ""),
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def pristine(shared: Path) -> Path:
+    """The project that gets the faults, rendered once in a run."""
+    project = shared / "mutated" / SLUG
+    with FileLock(shared / "mutated.lock"):
+        if not project.exists():
+            with silent():
+                render(ANSWERS, project.parent)
+    return project
+
+
+def own_tests(project: Path, *node_ids: str) -> tuple[int, str]:
+    """Run some of a project's own tests; the exit code, and what pytest said."""
+    tests = [f"{SLUG}/tests/{node_id}" for node_id in node_ids]
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
+    result = run(*command, cwd=project, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    return result.returncode, result.stdout
+
+
+def test_their_tests_pass_without_a_fault(pristine: Path) -> None:
+    code, output = own_tests(pristine, *sorted({row.caught_by for row in MUTATIONS}))
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in MUTATIONS])
+def test_fault_is_caught(pristine: Path, tmp_path: Path, row: Mutation, count: Count) -> None:
+    project = tmp_path / SLUG
+    shutil.copytree(pristine, project)
+    for name, old, new in row.edits:
+        file = project / SLUG / name
+        text = file.read_text()
+        assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
+        file.write_text(text.replace(old, new))
+    code, output = own_tests(project, row.caught_by)
+    assert code == 1, output
+    assert "1 failed" in output, output
+    count("mutations caught", 1)
