@@ -15,7 +15,7 @@ help:
 	@echo "make test    the whole suite"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
-	@echo "make golden  write the snapshots in tests/golden/ anew"
+	@echo "make golden  write the snapshots in tests/golden/ and the table of settings anew"
 	@echo "make gpu-projects   render what tests/gpu trains, for a machine with GPUs"
 	@echo "make setup   the environment in $(VENV), which the others make as well"
 	@echo "make clean   remove it, and build/"
@@ -36,7 +36,7 @@ test: setup
 
 golden: setup
 	rm -rf tests/golden
-	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py
+	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py tests/test_docs.py -k 'golden or settings'
 
 gpu-projects: setup
 	$(BIN)/python -m tests.gpu.prerender

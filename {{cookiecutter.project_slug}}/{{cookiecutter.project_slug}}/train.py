@@ -107,7 +107,9 @@ def build_state(config: Config, world: World) -> TrainState:
         scaler=GradScaler(world.device.type),
         {% endif %}
         {% if cookiecutter.ema %}
-        ema=AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)),
+        ema=AveragedModel(
+            module, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)
+        ).requires_grad_(False),
         {% endif %}
     )
 

@@ -1,0 +1,216 @@
+"""Shared: every setting of a training run, with its unit and its default. Imports no torch."""
+
+import math
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .engine.cli import guess_launch, guess_run_dir, parse_settings, refuse
+from .engine.launch import Launch, Refused, launch_from_environment
+from .engine.rundir import RunDir
+from .settings import DataConfig, ModelConfig
+
+
+@dataclass(frozen=True)
+class DataSettings(DataConfig):
+    """Your `DataConfig`, and what the DataLoader needs."""
+
+    num_workers: int | None = None
+    """Loading processes of each rank; none given: from the CPUs that this rank may use."""
+    prefetch_factor: int = 2
+    """Batches that each loading process keeps ready (each holds memory)."""
+    multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None
+    """How loading processes start; none given: the platform's way."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its learning rate. All counts are optimizer steps."""
+
+    lr: float = 3e-3
+    """Peak learning rate, before `scale_lr`."""
+    weight_decay: float = 0.05
+    """Decoupled weight decay of matrices and kernels; vectors (biases, norms) get none."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup_steps: int = 0
+    """Optimizer steps from near zero up to the peak."""
+    min_lr_ratio: float = 0.0
+    """Learning rate of the last step, as a share of the peak."""
+    scale_lr: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply `lr` by global_batch_size / base_batch_size, or by its square root."""
+    base_batch_size: int = 64
+    """Global batch for which `lr` was found; only `scale_lr` reads it."""
+    grad_clip: float | None = 1.0
+    """Largest norm of the gradient; none: no clipping."""
+
+
+@dataclass(frozen=True)
+class DDPConfig:
+    """What DistributedDataParallel is told."""
+
+    bucket_cap_mb: float | None = None
+    """Size of a gradient bucket in MiB; none: DDP's own (1 MiB first, then 25 MiB)."""
+    static_graph: bool = False
+    """Promise that every step uses the same parameters in the same order."""
+    find_unused_parameters: bool = False
+    """Search the graph for parameters without gradient in every forward (slower)."""
+    gradient_as_bucket_view: bool = True
+    """Let gradients live in the buckets: one copy of them less in memory."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One training run."""
+
+    run_dir: str = "runs/demo"
+    """Where metrics, logs and checkpoints go."""
+    resume: str = "auto"
+    """`auto` (newest complete checkpoint of run_dir), `never`, or the path of a checkpoint."""
+    seed: int = 0
+    """All randomness of the run follows from it."""
+    device: str = "cpu"
+    """`cuda`, `cpu`, or another type that torch.accelerator knows."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Type of the weights."""
+    epochs: int = 30
+    """Passes over the training set; the learning rate's schedule spans them."""
+    max_steps: int | None = None
+    """Stop after this optimizer step, before `epochs` are done (the schedule stays the same)."""
+    global_batch_size: int = 64
+    """Samples per optimizer step, over all ranks: what the experiment means."""
+    log_every: int = 10
+    """Optimizer steps between two lines of training metrics."""
+    eval_every: int | None = None
+    """Optimizer steps between two evaluations; none: only at the end."""
+    save_every: int | None = None
+    """Optimizer steps between two checkpoints; none: only at the end."""
+    keep_checkpoints: int = 3
+    """How many of the newest checkpoints stay, beside the best."""
+    on_nonfinite: Literal["skip", "stop"] = "skip"
+    """What happens when a gradient is NaN or infinite: leave the step out, or end the run."""
+    timeout_s: float = 600.0
+    """Seconds that a rank waits for the others before the run fails."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataSettings = field(default_factory=DataSettings)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    ddp: DDPConfig = field(default_factory=DDPConfig)
+
+
+def parse(argv: Sequence[str] | None = None) -> Config:
+    """Return the settings that the command line `argv` means (without it, this process's).
+
+    Raises:
+        Refused: an unknown setting, or a value of another type, in one line.
+    """
+    return parse_settings(Config, argv)
+
+
+def parse_or_exit(argv: Sequence[str] | None = None) -> Config:
+    """Parse and check; a mistake is one line on standard error, `refused` in status.json, exit 2.
+
+    Raises:
+        SystemExit: after a mistake (2), `--help` or `--print_config` (0).
+    """
+    launch: Launch | None = None
+    try:
+        launch = launch_from_environment()
+        config = parse(argv)
+        check(config, launch)
+    except Refused as error:
+        words = sys.argv[1:] if argv is None else argv
+        refuse(error, RunDir(guess_run_dir(words, Config.run_dir), launch or guess_launch()))
+    return config
+
+
+def samples_per_forward(config: Config, world_size: int) -> int:
+    """Return how many samples one rank forwards at once in a full step.
+
+    Raises:
+        Refused: `global_batch_size` can't be split like that.
+    """
+    batch = config.global_batch_size
+    if batch % world_size:
+        raise Refused(
+            f"global_batch_size: expected a multiple of world_size = {world_size}, "
+            f"got {batch} ({_multiples_near(batch, world_size)} would do)"
+        )
+    return batch // world_size
+
+
+def _multiples_near(number: int, step: int) -> str:
+    """Return the multiples of `step` on both sides of `number`, as words."""
+    below = number // step * step
+    return f"{below} or {below + step}" if below else f"{step}"
+
+
+# What a setting must be, for which, and a test of it. None was let through by its type.
+_RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
+    (
+        "at least 1",
+        (
+            "epochs",
+            "max_steps",
+            "global_batch_size",
+            "log_every",
+            "eval_every",
+            "save_every",
+            "keep_checkpoints",
+            "optim.base_batch_size",
+            "data.prefetch_factor",
+        ),
+        lambda value: value >= 1,
+    ),
+    (
+        "more than 0",
+        ("timeout_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
+        lambda value: value > 0 and math.isfinite(value),
+    ),
+    (
+        "0 or more",
+        ("optim.weight_decay", "optim.warmup_steps", "data.num_workers"),
+        lambda value: value >= 0 and math.isfinite(value),
+    ),
+    ("between 0 and 1", ("optim.min_lr_ratio",), lambda value: 0 <= value <= 1),
+    ("the name of a directory", ("run_dir",), lambda value: bool(value.strip())),
+    (
+        "a type without a number, such as cpu (each rank takes the device of its own number)",
+        ("device",),
+        lambda value: value.isidentifier(),
+    ),
+    (
+        f"one of {', '.join(multiprocessing.get_all_start_methods())} on this platform",
+        ("data.multiprocessing_context",),
+        lambda value: value in multiprocessing.get_all_start_methods(),
+    ),
+)
+
+
+def check(config: Config, launch: Launch) -> None:
+    """Refuse what can't work, as far as the settings and the number of ranks can tell.
+
+    Raises:
+        Refused: the first mistake, in one line: the key, what was expected, what was got.
+    """
+    for expected, keys, is_right in _RULES:
+        for key in keys:
+            value: Any = config
+            for name in key.split("."):
+                value = getattr(value, name)
+            if value is not None and not is_right(value):
+                raise Refused(f"{key}: expected {expected}, got {value!r}")
+    # Rank 0 alone reads a checkpoint: the others need not see its disk.
+    is_path = config.resume not in ("auto", "never")
+    if is_path and launch.rank == 0 and not Path(config.resume).is_dir():
+        raise Refused(
+            f"resume: expected auto, never or the directory of a checkpoint, got {config.resume!r}"
+        )
+    if config.ddp.static_graph and config.ddp.find_unused_parameters:
+        raise Refused(
+            "ddp.static_graph: expected false where ddp.find_unused_parameters is true, got true "
+            "(a static graph finds unused parameters by itself, once)"
+        )
+    samples_per_forward(config, launch.world_size)

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Engine: train on this machine, one process for each visible GPU.
+#
+# Usage: launch/torchrun_single.sh [--config FILE] [--SETTING VALUE …]
+#   NPROC_PER_NODE    processes (default: the visible GPUs, or 1)
+#   OMP_NUM_THREADS   CPU threads of each process (default: the CPUs, shared out)
+set -euo pipefail
+
+# One process for each GPU that this shell may use; without a GPU, one.
+visible_gpus() {
+  if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+    tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '[^[:space:]]' || true
+  elif command -v nvidia-smi >/dev/null; then
+    { nvidia-smi --list-gpus 2>/dev/null || true; } | grep -c '^GPU' || true
+  else
+    echo 0
+  fi
+}
+processes=${NPROC_PER_NODE:-$(visible_gpus)}
+if ((processes < 1)); then
+  processes=1
+fi
+
+# Each process takes its share of the machine's CPUs.
+threads=$(($(getconf _NPROCESSORS_ONLN) / processes))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+
+# The package is found from any working directory, installed or not.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+
+# --standalone picks a free port: several runs can share the machine.
+exec torchrun --standalone --nproc-per-node "$processes" -m demo.train "$@"

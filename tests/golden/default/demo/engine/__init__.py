@@ -1,0 +1,1 @@
+"""Engine: what must stay true, one module each; `train.py` decides when it happens."""

@@ -1,0 +1,1 @@
+"""Engine: the tests of this project; `pytest` runs them on a CPU."""

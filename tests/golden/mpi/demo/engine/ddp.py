@@ -1,0 +1,117 @@
+"""Engine: DistributedDataParallel, and the buffers that it leaves different between ranks.
+
+Everything here works in a single process as well, where there is no wrapper.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..config import DDPConfig
+from .distributed import World, agreed
+from .launch import Refused
+
+
+def sync_only_if(model: nn.Module, sync: bool) -> AbstractContextManager[None]:
+    """Forward and backward in here reduce gradients over the ranks only if `sync` is true.
+
+    Both belong inside: DDP decides in the forward whether the backward will reduce.
+    """
+    if sync or not isinstance(model, DistributedDataParallel):
+        return nullcontext()
+    return model.no_sync()
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Whatever the block does to the module's buffers is undone at its end."""
+    saved = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(saved[name])
+
+
+@contextmanager
+def rank0_buffers(module: nn.Module, world: World) -> Iterator[None]:
+    """In the block every rank has rank 0's buffers; its own are back afterwards. Collective.
+
+    Buffers (running statistics) differ between ranks, so without this the result of an
+    evaluation would depend on which rank looked at which sample.
+    """
+    with unchanged_buffers(module):
+        if world.world_size > 1:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
+        yield
+
+
+def wrap(
+    module: nn.Module, world: World, settings: DDPConfig, loss_of: Callable[[nn.Module], Tensor]
+) -> nn.Module:
+    """The module in DistributedDataParallel, ready for its first step. Collective.
+
+    Rank 0's weights and buffers go to the others. A single process gets the module as it is.
+    `loss_of` forwards the first batch that will be trained on through what it is given.
+
+    Raises:
+        Refused: a parameter gets no gradient.
+    """
+    if world.world_size == 1:
+        return module
+    if not (settings.find_unused_parameters or settings.static_graph):
+        _check_gradients(module, world, loss_of)
+    # 25 given by hand is not the default: it takes the first, small bucket away.
+    size: dict[str, Any] = {}
+    if settings.bucket_cap_mb is not None:
+        size["bucket_cap_mb"] = settings.bucket_cap_mb
+    model = DistributedDataParallel(
+        module,
+        device_ids=None if world.device.type == "cpu" else [world.device.index],
+        static_graph=settings.static_graph,
+        find_unused_parameters=settings.find_unused_parameters,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        **size,
+    )
+    _settle_buckets(model, loss_of)
+    return model
+
+
+def _check_gradients(
+    module: nn.Module, world: World, loss_of: Callable[[nn.Module], Tensor]
+) -> None:
+    """Refuse parameters that get no gradient, by name. Collective.
+
+    One forward and backward of the bare module; gradients and buffers are put back. In DDP, a
+    parameter that is unused on some ranks only would be waited for in vain.
+    """
+    with agreed(world), unchanged_buffers(module):
+        loss_of(module).backward()
+        unused = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
+        module.zero_grad()
+        if unused:
+            raise Refused(
+                f"no gradient reaches {', '.join(unused)}: use them in the loss, freeze them with "
+                "requires_grad_(False), or pass --ddp.find_unused_parameters true"
+            )
+
+
+def _settle_buckets(model: DistributedDataParallel, loss_of: Callable[[nn.Module], Tensor]) -> None:
+    """Throw away one synchronised pass, two with static_graph, before the first step. Collective.
+
+    DDP lays its buckets out anew after its first synchronised backward, which changes the order
+    in which three or more ranks add: without this pass a resumed run would differ from an
+    uninterrupted one in its last bits. With static_graph the first pass only records, and must
+    come before a backward that is not synchronised. Gradients and buffers are put back.
+    """
+    with unchanged_buffers(model.module):
+        for _ in range(2 if model.static_graph else 1):
+            loss_of(model).backward()
+            model.zero_grad()

@@ -1,0 +1,223 @@
+"""Engine: the process group, and what ranks tell each other.
+
+Everything here works in a single process as well, where there is no group.
+"Collective" means: call it on every rank, or the others wait until the time-out.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..config import Config
+from .launch import Launch, Refused
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World(Launch):
+    """This process among all that train together, and the device that is its own."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes and reports. It does the same work otherwise."""
+        return self.rank == 0
+
+
+def choose_device(name: str, launch: Launch) -> torch.device:
+    """The device of this rank. With fewer devices than ranks on a machine, ranks share them.
+
+    Raises:
+        Refused: there is no such device here.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if here is None or here.type != name:
+        raise Refused(
+            f"device: expected {name!r}, but this machine shows {here.type if here else 'none'}: "
+            "check the driver and the visible devices, or pass --device cpu"
+        )
+    return torch.device(name, launch.local_rank % torch.accelerator.device_count())
+
+
+def check_own_device(launch: Launch) -> None:
+    """Refuse ranks that would share a device: NCCL deadlocks or fails when two use the same.
+
+    Raises:
+        Refused: this machine has more ranks than devices.
+    """
+    count = torch.accelerator.device_count()
+    # A launcher that binds one device to each process leaves every process with index 0.
+    is_bound = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if count < launch.local_world_size and not is_bound:
+        raise Refused(
+            f"device: {launch.local_world_size} processes on a machine with {count} device(s), "
+            "and NCCL needs one for each: start fewer processes"
+        )
+
+
+def choose_backend(config: Config) -> str:
+    """NCCL on CUDA; gloo elsewhere, so that every project can be tried on a CPU."""
+    return "nccl" if config.device == "cuda" else "gloo"
+
+
+@contextmanager
+def process_group(launch: Launch, config: Config, init_method: str = "env://") -> Iterator[World]:
+    """Join the others, and leave at the end. Collective. A single process joins nobody.
+
+    The caller's DDP model and optimizer must be gone before this ends: destroying a group that a
+    model still uses deadlocks now and then on gloo. After an error the group is left alone, for
+    the peers may be dead and would be waited for.
+    """
+    backend = choose_backend(config)
+    device = choose_device(config.device, launch)
+    if backend == "nccl":
+        check_own_device(launch)
+    world = World(**vars(launch), device=device)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)
+    if launch.world_size == 1:
+        yield world
+        return
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=init_method,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=config.timeout_s),
+            device_id=device if backend == "nccl" else None,  # else NCCL guesses the device
+        )
+    except RuntimeError as error:
+        place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise ConnectionError(
+            f"rank {launch.rank} of {launch.world_size} did not find the others at {place} within "
+            f"{config.timeout_s:g} s: are all started, with the same address, and is it reachable?"
+        ) from error
+    try:
+        yield world
+    except Refused:
+        dist.destroy_process_group()  # all ranks refuse together, and before DDP
+        raise
+    dist.destroy_process_group()
+
+
+def gather(world: World, value: T) -> list[T]:
+    """Every rank's value, by rank. Collective; synchronises the device."""
+    if world.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * world.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_rank0(world: World, value: T) -> T:
+    """Rank 0's value, everywhere. Collective; synchronises the device."""
+    if world.world_size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=world.device)
+    return box[0]
+
+
+@contextmanager
+def agreed(world: World) -> Iterator[None]:
+    """Where the block is refused on one rank, all ranks refuse, in its words. Collective."""
+    problem = None
+    try:
+        yield
+    except Refused as error:
+        problem = str(error)
+    for rank, text in enumerate(gather(world, problem)):
+        if text is not None:
+            raise Refused(text if rank == 0 else f"rank {rank}: {text}")
+
+
+def require_equal(world: World, facts: Mapping[str, object]) -> None:
+    """Refuse ranks that differ, naming the first difference from rank 0. Collective."""
+    everywhere = gather(world, dict(facts))
+    for rank, theirs in enumerate(everywhere):
+        for name in sorted({*everywhere[0], *theirs}):
+            expected, got = everywhere[0].get(name), theirs.get(name)
+            if expected != got:
+                raise Refused(
+                    f"rank {rank} differs from rank 0 in {name}: {got!r}, expected {expected!r}: "
+                    "start every rank with the same code, settings and packages"
+                )
+
+
+def means_over_ranks(
+    world: World, sums: Mapping[str, float | Tensor], count: int
+) -> dict[str, float]:
+    """Add named sums and a count over the ranks, and divide once. Collective; synchronises.
+
+    In the order of the ranks and in float64, so that every rank gets the same bits. A rank that
+    had nothing to add has no names. The total count is returned as `targets`.
+    """
+    totals: dict[str, float] = {}
+    local = {name: float(value) for name, value in sums.items()}
+    for theirs in gather(world, {**local, "targets": float(count)}):
+        for name, value in theirs.items():
+            totals[name] = totals.get(name, 0.0) + value
+    targets = totals.pop("targets")
+    means = {name: total / targets if targets else math.nan for name, total in totals.items()}
+    return {**means, "targets": targets}
+
+
+def start_sum(world: World, values: Tensor) -> Callable[[], object]:
+    """Begin to add a tensor over the ranks in place; call the result to wait. Collective."""
+    if world.world_size == 1:
+        return no_wait
+    work = dist.all_reduce(values, async_op=True)
+    assert work is not None
+    wait: Callable[[], object] = work.wait
+    return wait
+
+
+def no_wait() -> None:
+    """In place of a wait, where nothing was started."""
+
+
+def broadcast_tensors(world: World, tree: Any) -> Any:
+    """Rank 0's nesting of dicts, lists, tuples, numbers and CPU tensors, on every rank. Collective.
+
+    Its shape goes first, then one tensor after the other: no rank holds more than one copy.
+    """
+    if world.world_size == 1:
+        return tree
+    tensors: list[Tensor] = []
+
+    def hollow(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            tensors.append(node)
+            return torch.empty_like(node, device="meta")
+        if isinstance(node, dict):
+            return {name: hollow(value) for name, value in node.items()}
+        if isinstance(node, list | tuple):
+            return type(node)(hollow(value) for value in node)
+        return node
+
+    def fill(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            source = tensors.pop(0) if world.is_main else torch.empty_like(node, device="cpu")
+            moved = source.contiguous().to(world.device)
+            dist.broadcast(moved, src=0)
+            return moved.cpu()
+        if isinstance(node, dict):
+            return {name: fill(value) for name, value in node.items()}
+        if isinstance(node, list | tuple):
+            return type(node)(fill(value) for value in node)
+        return node
+
+    return fill(from_rank0(world, hollow(tree)))

@@ -1,0 +1,74 @@
+"""Engine: what models do that DDP is known to trip over."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .. import train
+from ..config import Config
+from .harness import values
+from .scenario import run_training, set_config
+from .toy import Notes, Toy, ToyNet, loss_sum, put
+
+CONFIG = set_config(
+    Config(),
+    device="cpu",
+    dtype="float64",
+    epochs=1,
+    data__num_workers=0,
+    global_batch_size=24,
+    timeout_s=20.0,
+)
+TOY = Toy(depth=3)
+NUM_STEPS = 3  # of 64 samples
+
+
+class Checkpointed(ToyNet):
+    """Computes its layers again in the backward instead of keeping what they gave."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As without it."""
+        predictions: Tensor = checkpoint(self.layers, inputs, use_reentrant=False)
+        return predictions
+
+
+def use_checkpointed() -> Notes:
+    """Prepare a training of such a model, from the same weights."""
+    notes = TOY.use()
+
+    def build_model(_: Any) -> ToyNet:
+        torch.manual_seed(0)
+        return Checkpointed(TOY)
+
+    put(train, build_model=build_model)
+    return notes
+
+
+def test_activation_checkpointing_changes_nothing(run_dir: str) -> None:
+    plain = values(run_training, 2, set_config(CONFIG, run_dir=f"{run_dir}-plain"), TOY.use)
+    saving = values(run_training, 2, set_config(CONFIG, run_dir=run_dir), use_checkpointed)
+    assert saving[0].progress["step"] == NUM_STEPS
+    for rank in saving:
+        for name, tensor in rank.parameters.items():
+            torch.testing.assert_close(tensor, plain[0].parameters[name], rtol=0, atol=1e-12)
+
+
+def use_two_forwards() -> Notes:
+    """Prepare a training whose loss forwards twice, as contrastive ones do."""
+    notes = Toy(depth=2, has_batch_norm=True).use()
+
+    def loss_of_two(model: nn.Module, batch: Any) -> Tensor:
+        return loss_sum(model, batch) + loss_sum(model, {**batch, "inputs": -batch["inputs"]})
+
+    program: Any = train
+    put(program.task, loss_sum=loss_of_two)
+    return notes
+
+
+def test_two_forwards_before_a_backward_with_batch_norm(run_dir: str) -> None:
+    ranks = values(run_training, 2, set_config(CONFIG, run_dir=run_dir), use_two_forwards)
+    assert ranks[0].progress["step"] == NUM_STEPS
+    for name, tensor in ranks[0].parameters.items():
+        assert torch.equal(tensor, ranks[1].parameters[name]), name

@@ -1,0 +1,237 @@
+"""Shared: the training program. `train` has the order of a run, `train_step` that of a step.
+
+Start it with a script of launch/; without a launcher it is one process, from the same code.
+"""
+
+if __name__ == "__main__":
+    from .config import parse_or_exit
+
+    CONFIG = parse_or_exit()  # before torch is imported: a wrong setting answers at once
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from . import data, task
+from .config import Config, samples_per_forward
+from .engine import ddp, distributed, gradient, keyed, optim, report, strategy
+from .engine.checkpoint import Keep
+from .engine.cli import refuse
+from .engine.distributed import World
+from .engine.launch import Refused, launch_from_environment, run_to_exit
+from .engine.loader import Batch, BatchStream, build_loaders, check_datasets, to_device
+from .engine.metrics import Metrics
+from .engine.rundir import RunDir
+from .engine.sampler import Plan
+from .engine.state import Job, TrainState
+from .model import build_model
+
+logger = logging.getLogger(f"{__package__}.train")  # run as a module, __name__ is __main__
+
+
+@record  # leaves the traceback of a rank that fails to the launcher
+def main(config: Config, init_method: str = "env://") -> None:
+    """Join the other processes, train, leave. The model lives and dies within `train`."""
+    launch = launch_from_environment()
+    run = RunDir(config.run_dir, launch)
+    try:
+        with distributed.process_group(launch, config, init_method) as world:
+            train(config, world, run)
+    except Refused as error:
+        refuse(error, run)
+    except BaseException:
+        run.mark("failed")
+        raise
+    finally:
+        run.close()
+
+
+def train(config: Config, world: World, run: RunDir) -> None:
+    """The order of a run: data, model, resume, wrap, then step after step."""
+    with distributed.agreed(world):
+        datasets = data.build_datasets(config.data)
+        check_datasets(*datasets)
+    size = samples_per_forward(config, world.world_size)
+    plan = Plan(len(datasets[0]), config.global_batch_size, size, world.world_size)
+    state = build_state(config, world)
+    distributed.require_equal(world, report.facts(config, state.module, datasets))
+    with distributed.agreed(world):
+        run.open()
+        run.start_logging()
+
+    checkpoint = strategy.restore(run.checkpoints, config.resume, state, world)
+    report.say_start(checkpoint, plan, config, world)
+    progress = state.progress
+    job = Job(config, world, plan, state, model=state.module)
+    if job.is_finished() and progress.evaluated_step == progress.step:
+        logger.info("nothing left to do: step %d was the last", progress.step)
+        run.status("done", progress.step)
+        return
+
+    run.write_config(config)
+    run.write_environment({"ranks": report.ranks(world)})
+    logger.info(report.describe(job))
+    collate = getattr(data, "collate", None)
+    train_loader, valid_loader = build_loaders(datasets, collate, config, plan, world)
+    batches = BatchStream(train_loader, progress.epoch, progress.position)
+    if not job.is_finished():
+        batch = batches.peek()  # stays the first one; what it is tried with is thrown away
+        forward = partial(forward_loss, job, batch)
+        job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
+    keep = Keep(config.keep_checkpoints, checkpoint.path if checkpoint else None)
+    with Metrics(run.path, job) as metrics, run.reported(progress):
+        run_steps(job, batches, valid_loader, metrics, run.checkpoints, keep)
+
+
+def build_state(config: Config, world: World) -> TrainState:
+    """The model with fresh weights, equal on all ranks, and what trains it."""
+    keyed.seed_init(config.seed, world.device)
+    module = build_model(config.model).to(world.device, getattr(torch, config.dtype))
+    return TrainState(
+        module=module,
+        optimizer=optim.build_optimizer(module, config.optim),
+        ema=AveragedModel(
+            module, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)
+        ).requires_grad_(False),
+    )
+
+
+def run_steps(
+    job: Job,
+    batches: BatchStream,
+    valid_loader: Iterable[Batch],
+    metrics: Metrics,
+    checkpoints: Path,
+    keep: Keep,
+) -> None:
+    """Step after step to the end; logging, evaluation and saving where they are due."""
+    config, progress = job.config, job.state.progress
+    if progress.step > progress.evaluated_step and job.is_due(config.eval_every):
+        evaluate_all(job, valid_loader, metrics)  # what the run before did not come to
+    while not job.is_finished():
+        window = job.plan.window(progress.position)
+        is_logged = (progress.step + 1) % config.log_every == 0
+        numbers = train_step(job, window, batches, is_logged=is_logged)
+        metrics.count(len(window))
+        if numbers is None and not job.is_finished():
+            continue  # no step was taken, so nothing is due again
+        if numbers is not None and is_logged:
+            metrics.write_train(progress, numbers, batches.waited_s)
+        valid_loss = None
+        if job.is_due(config.eval_every):
+            valid_loss = evaluate_all(job, valid_loader, metrics)
+        if job.is_due(config.save_every):
+            strategy.save(checkpoints, job, valid_loss, keep)
+
+
+def train_step(
+    job: Job, window: range, batches: BatchStream, *, is_logged: bool
+) -> dict[str, float] | None:
+    """One optimizer step on the samples of a window; None where it was left out. Collective.
+
+    The gradient is that of the mean loss over the window's targets, on however many ranks and
+    micro-batches. Synchronises the device once, after the backward.
+    """
+    config, state, progress = job.config, job.state, job.state.progress
+    peak = optim.peak_lr(config.optim, config.global_batch_size)
+    lr = optim.lr_at(progress.step + 1, job.total_steps, config.optim, peak)
+    optim.set_lr(state.optimizer, lr)
+
+    sums = torch.zeros(2, dtype=torch.float64, device=job.world.device)  # of losses, of targets
+    is_summed = is_logged or task.TARGETS_PER_SAMPLE is None
+    shares = job.plan.micro_batches(window, job.world.rank)
+    wait = forward_backward(job, next(batches), shares[0], sums, is_summed=is_summed)
+    wait()
+
+    count = len(window) if task.TARGETS_PER_SAMPLE else sums[1]
+    gradient.to_mean(state.module, config.global_batch_size / count)
+    grad_norm = gradient.clip(state.module, config.optim.grad_clip)
+    # Here the host waits for the device, and nowhere else in a step.
+    norm, loss, targets = torch.stack((grad_norm.double(), *sums)).tolist()
+    if is_stepped := math.isfinite(norm):  # alike on all ranks: the gradient is reduced
+        state.optimizer.step()
+        state.ema.update_parameters(state.module)
+        progress.step += 1
+    else:
+        is_empty = task.TARGETS_PER_SAMPLE is None and targets == 0
+        report.leave_out(job, None if is_empty else norm)
+    state.optimizer.zero_grad()
+    progress.consume(len(window), job.plan.num_samples)
+    return {"loss": loss / max(targets, 1.0), "grad_norm": norm, "lr": lr} if is_stepped else None
+
+
+def forward_backward(
+    job: Job, batch: Batch, share: range, sums: Tensor, micro: int = 0, *, is_summed: bool
+) -> Callable[[], object]:
+    """Add a micro-batch to the gradient, and its loss and targets to `sums` (2,).
+
+    With `is_summed`, `sums` is added over the ranks beside the backward; the result waits for it.
+    """
+    loss = forward_loss(job, batch, job.model, micro)
+    if not share:
+        loss = gradient.left_out(loss)  # this rank only takes part
+    sums[0] += loss.detach()
+    sums[1] += task.num_targets(batch) if share else 0
+    wait = distributed.start_sum(job.world, sums) if is_summed else distributed.no_wait
+    loss = loss / gradient.nominal_count(
+        job.config.global_batch_size, job.world.world_size, task.TARGETS_PER_SAMPLE
+    )
+    loss.backward()
+    return wait
+
+
+def forward_loss(job: Job, batch: Batch, model: nn.Module, micro: int = 0) -> Tensor:
+    """The loss of a micro-batch, summed; what it draws follows from its place in the run."""
+    device = job.world.device
+    batch = to_device(batch, device, job.dtype)
+    step = job.state.progress.step
+    keyed.seed_forward(job.config.seed, step, micro, job.world.rank, device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        return task.loss_sum(model, batch)
+
+
+def evaluate_all(job: Job, loader: Iterable[Batch], metrics: Metrics) -> float:
+    """Evaluate, write the results, return the loss by which checkpoints compare. Collective."""
+    state = job.state
+    results = {"valid": evaluate(job, state.module, loader)}
+    results["ema"] = evaluate(job, state.ema.module, loader)
+    state.progress.evaluated_step = state.progress.step
+    for split, values in results.items():
+        metrics.write(split, state.progress, values)
+    return list(results.values())[-1]["loss"]
+
+
+@torch.no_grad()
+def evaluate(job: Job, module: nn.Module, loader: Iterable[Batch]) -> dict[str, float]:
+    """Means over the targets of all samples, each seen once, with rank 0's buffers. Collective.
+
+    Through the bare module, so that the ranks need not have equally many batches.
+    """
+    device = job.world.device
+    sums: dict[str, Tensor] = {}
+    num_targets = 0
+    was_training = module.training
+    module.eval()
+    with ddp.rank0_buffers(module, job.world):
+        for number, batch in enumerate(loader):
+            num_targets += task.num_targets(batch)
+            moved = to_device(batch, device, job.dtype)
+            keyed.seed_evaluation(job.config.seed, number, job.world.rank, device)
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                values = task.metric_sums(module, moved)
+            for name, value in values.items():
+                sums[name] = sums.get(name, torch.zeros_like(value).double()) + value.double()
+    module.train(was_training)
+    return distributed.means_over_ranks(job.world, sums, num_targets)
+
+
+if __name__ == "__main__":
+    run_to_exit(main, CONFIG)
