@@ -32,7 +32,7 @@ demo: setup
 	PATH="$(BIN):$$PATH" scripts/demo.sh
 
 test: setup
-	PATH="$(BIN):$$PATH" python -m pytest -n 2 $(ARGS)
+	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal $(ARGS)
 
 golden: setup
 	rm -rf tests/golden

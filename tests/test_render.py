@@ -95,6 +95,7 @@ FILES: dict[str, Predicate] = {
     "P/tests/test_fp16.py": lambda a: a["amp"] == "fp16",
     "P/tests/test_keyed.py": _always,
     "P/tests/test_loader.py": _always,
+    "P/tests/test_launch.py": _always,
     "P/tests/test_metrics.py": _always,
     "P/tests/test_models.py": _always,
     "P/tests/test_optim.py": _always,

@@ -34,6 +34,22 @@ def name_of(answers: Answers) -> str:
     return " ".join(f"{key}={str(answers[key]).lower()}" for key in MULTIPLIED)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_named_variant_passes_its_own_tests(name: str, tmp_path: Path, count: Count) -> None:
+    """All that the user gets, with a run through launcher and command line among them."""
+    project = render(VARIANTS[name], tmp_path)
+    output = succeed(
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+        f"--basetemp={tmp_path / 'temporary'}",
+        cwd=project,
+        env={"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+    )
+    (passed,) = re.findall(r"=+ (\d+) passed.* in .*=+$", output, re.MULTILINE)
+    skipped = re.findall(r"^SKIPPED .*", output, re.MULTILINE)
+    assert [line for line in skipped if "there is a GPU" not in line] == []
+    count("tests of named variants passed", int(passed))
+
+
 @pytest.mark.parametrize("answers", combinations(), ids=name_of)
 def test_each_combination_trains_and_resumes_exactly(
     answers: Answers, tmp_path: Path, count: Count
@@ -52,19 +68,3 @@ def test_each_combination_trains_and_resumes_exactly(
     )
     trainings.check(json.loads(output.splitlines()[-1]), may_skip=answers["amp"] == "fp16")
     count("combinations trained on two ranks, stopped and resumed", 1)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_named_variant_passes_its_own_tests(name: str, tmp_path: Path, count: Count) -> None:
-    """All that the user gets, with a run through launcher and command line among them."""
-    project = render(VARIANTS[name], tmp_path)
-    output = succeed(
-        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-        f"--basetemp={tmp_path / 'temporary'}",
-        cwd=project,
-        env={"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-    )
-    (passed,) = re.findall(r"=+ (\d+) passed.* in .*=+$", output, re.MULTILINE)
-    skipped = re.findall(r"^SKIPPED .*", output, re.MULTILINE)
-    assert [line for line in skipped if "there is a GPU" not in line] == []
-    count("tests of named variants passed", int(passed))

@@ -66,11 +66,13 @@ def run_to_exit(main: Callable[[T], object], argument: T) -> NoReturn:
     (2 of 50 runs, on a loaded machine). After an error nothing else is torn down either: the
     process group would wait for peers that may be dead.
     """
-    code: object = 0
+    code = 0
     try:
         main(argument)
     except SystemExit as error:
-        code = error.code
+        if isinstance(error.code, str):  # sys.exit("words"): printed, and 1, as Python does
+            print(error.code, file=sys.stderr)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         logging.getLogger(__name__).critical("failed", exc_info=True)
         code = 1
@@ -79,4 +81,4 @@ def run_to_exit(main: Callable[[T], object], argument: T) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    os._exit(code)
