@@ -14,8 +14,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def our_steps(world: Any, dataset: Any, module: Any, batch_size: int) -> Iterato
     train_loader, _ = loader.build_loaders((dataset, dataset), None, config, plan, world)
     batches = loader.BatchStream(train_loader, 0, 0)
     batch = batches.peek()
-    forward: Callable[..., Any] = lambda model: train.forward_loss(job, batch, model)  # noqa: E731
+    forward = partial(train.forward_loss, job, batch)
     job = replace(job, model=train.ddp.wrap(module, world, config.ddp, forward))
     while True:
         train.train_step(job, plan.window(state.progress.position), batches, is_logged=False)

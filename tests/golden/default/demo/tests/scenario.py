@@ -12,6 +12,7 @@ from .. import train
 from ..config import Config
 from ..engine.digest import digest
 from ..engine.state import Job
+from .toy import put
 
 
 @dataclass
@@ -51,7 +52,7 @@ def run_training(
         record.digest = digest(job.state.files())
         record.progress = vars(job.state.progress).copy()
 
-    train.run_steps = recorded  # type: ignore[assignment]
+    put(train, run_steps=recorded)
     train.main(config, init_method)
     return record
 
