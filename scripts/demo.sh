@@ -40,5 +40,5 @@ cat <<EOF_NEXT
   make debug                   # a few steps, without a launcher
   less $slug/train.py $slug/model.py
 Your own project, with your answers:
-  cookiecutter $(cd ../../.. && pwd)
+  cd $(cd ../../.. && pwd) && .venv/bin/cookiecutter . --output-dir ..
 EOF_NEXT

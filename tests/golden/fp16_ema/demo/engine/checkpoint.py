@@ -190,12 +190,22 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def newest(root: Path) -> Checkpoint | None:
-    """The newest complete checkpoint; says which newer ones were passed over, and why."""
-    for path in list_checkpoints(root):
+    """The newest complete checkpoint; says which newer ones were passed over, and why.
+
+    Raises:
+        Refused: there are checkpoints, and none is complete: a fresh start would bury them.
+    """
+    found = list_checkpoints(root)
+    for path in found:
         try:
             return read_checkpoint(path, verify=True)
         except ValueError as error:
             logger.warning("passed over checkpoint %s: %s", path.name, error)
+    if found:
+        raise Refused(
+            f"resume: expected a complete checkpoint in {root}, got {len(found)} that can't be "
+            "read (the log says why): give another run_dir, or remove them"
+        )
     return None
 
 
@@ -203,8 +213,8 @@ def choose(root: Path, resume: str) -> Checkpoint | None:
     """The checkpoint that `resume` means: `auto`, `never` or a path. Rank 0 decides for all.
 
     Raises:
-        Refused: the path holds no complete checkpoint, or `never` where there are checkpoints:
-            the next start would take one of them for the new run's.
+        Refused: no checkpoint there is complete, or `never` where there are checkpoints: the
+            next start would take one of them for the new run's.
     """
     if resume == "auto":
         return newest(root)

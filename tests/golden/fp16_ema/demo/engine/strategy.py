@@ -6,6 +6,7 @@ and rank 0's are saved as the model's. No other rank needs the disk, so no share
 
 import logging
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 
@@ -69,5 +70,5 @@ def _read(checkpoint: Checkpoint) -> Files:
             path.name: torch.load(path, map_location="cpu", weights_only=True)
             for path in (checkpoint.path / entry.name for entry in checkpoint.manifest.files)
         }
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
         raise Refused(f"can't read checkpoint {checkpoint.path}: {error}") from None

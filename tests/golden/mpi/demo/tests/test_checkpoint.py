@@ -205,6 +205,12 @@ def test_incomplete_one_is_passed_over_with_the_reason(
     assert str(refused.value).endswith(f"step_00000002: {reason}")
 
 
+def test_fresh_start_does_not_bury_what_is_damaged(tmp_path: Path) -> None:
+    cut(save(tmp_path, 2) / "a.pt")
+    with pytest.raises(Refused, match=r"got 1 that can't be read \(the log says why\)"):
+        choose(tmp_path, "auto")
+
+
 def test_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
     cut(save(tmp_path, 2) / "a.pt")
     save(tmp_path, 2)
