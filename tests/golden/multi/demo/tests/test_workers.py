@@ -92,7 +92,8 @@ def test_starting_an_epoch_draws_from_no_generator(num_workers: int) -> None:
 def load_while_signalled(_: str) -> list[str]:
     """Send the workers what a launcher sends to stop a job; which of them live on."""
     stream = BatchStream(build_both(Drawn(), num_workers=2, prefetch_factor=1)[0], 0, 0)
-    next(stream)
+    for _batch in range(2):  # one from each: both have started
+        next(stream)
     workers = multiprocessing.active_children()
     for worker in workers:
         assert worker.pid is not None
