@@ -66,7 +66,7 @@ def check_datasets(train_set: Samples, valid_set: Samples) -> None:
             raise Refused(f"{split} data: expected at least one sample, got an empty data set")
 
 
-def ignore_stop_signals(worker_id: int) -> None:  # noqa: ARG001
+def ignore_stop_signals(_worker_id: int) -> None:
     """Leave a stop to the rank: a worker killed first would fail it before it can save."""
     for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
         if hasattr(signal, name):  # Windows has no SIGUSR1
