@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import ddp, distributed, gradient, keyed, optim, report, strategy
-from .engine.checkpoint import Keep
+from .engine import ddp, distributed, gradient, keyed, optim, report
 from .engine.cli import refuse
 from .engine.distributed import World
 from .engine.launch import Refused, launch_from_environment, run_to_exit
@@ -37,6 +35,7 @@ from .engine.metrics import Metrics
 from .engine.rundir import RunDir
 from .engine.sampler import Plan
 from .engine.state import Job, TrainState
+from .engine.strategy import Checkpointer
 from .model import build_model
 
 logger = logging.getLogger(f"{__package__}.train")  # run as a module, __name__ is __main__
@@ -72,7 +71,8 @@ def train(config: Config, world: World, run: RunDir) -> None:
         run.open()
         run.start_logging()
 
-    checkpoint = strategy.restore(run.checkpoints, config.resume, state, world)
+    checkpointer = Checkpointer(run.checkpoints, world, config.keep_checkpoints)
+    checkpoint = checkpointer.restore(config.resume, state)
     report.say_start(checkpoint, plan, config, world)
     progress = state.progress
     job = Job(config, world, plan, state, model=state.module)
@@ -91,9 +91,9 @@ def train(config: Config, world: World, run: RunDir) -> None:
         batch = batches.peek()  # stays the first one; what it is tried with is thrown away
         forward = partial(forward_loss, job, batch)
         job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
-    keep = Keep(config.keep_checkpoints, checkpoint.path if checkpoint else None)
     with Metrics(run.path, job) as metrics, run.reported(progress):
-        run_steps(job, batches, valid_loader, metrics, run.checkpoints, keep)
+        run_steps(job, batches, valid_loader, metrics, checkpointer)
+        checkpointer.finish()
 
 
 def build_state(config: Config, world: World) -> TrainState:
@@ -119,8 +119,7 @@ def run_steps(
     batches: BatchStream,
     valid_loader: Iterable[Batch],
     metrics: Metrics,
-    checkpoints: Path,
-    keep: Keep,
+    checkpointer: Checkpointer,
 ) -> None:
     """Step after step to the end; logging, evaluation and saving where they are due."""
     config, progress = job.config, job.state.progress
@@ -139,7 +138,7 @@ def run_steps(
         if job.is_due(config.eval_every):
             valid_loss = evaluate_all(job, valid_loader, metrics)
         if job.is_due(config.save_every):
-            strategy.save(checkpoints, job, valid_loss, keep)
+            checkpointer.save(job, valid_loss)
 
 
 def train_step(

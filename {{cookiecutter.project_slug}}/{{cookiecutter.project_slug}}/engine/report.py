@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ..config import Config
-from .checkpoint import Checkpoint
 from .digest import digest
 from .distributed import World, gather
 from .keyed import seed_sample
 from .loader import Samples
+from .manifest import Checkpoint
 from .optim import peak_lr
 from .sampler import Plan, order_digest
 from .state import Job

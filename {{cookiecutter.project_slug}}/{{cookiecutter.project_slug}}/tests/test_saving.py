@@ -1,0 +1,1 @@
+{% include "strategy/test_" ~ cookiecutter.checkpoint ~ ".py" %}
