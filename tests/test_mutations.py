@@ -5,6 +5,7 @@ A row fails when its old text is no longer in the project, so that the table can
 
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +31,14 @@ class Mutation:
     """Node id below the rendered tests/."""
     edits: tuple[tuple[str, str, str], ...]
     """File in the package, its text, and what comes in its place."""
+    checkpoint: str
+    """The strategy of the project that it goes into."""
 
 
-def mutation(name: str, caught_by: str, *edits: str) -> Mutation:
+def mutation(name: str, caught_by: str, *edits: str, checkpoint: str = "rank0") -> Mutation:
     """One row; the edits come as file, old, new, and again file, old, new."""
-    return Mutation(name, caught_by, tuple(zip(edits[::3], edits[1::3], edits[2::3], strict=True)))
+    triples = tuple(zip(edits[::3], edits[1::3], edits[2::3], strict=True))
+    return Mutation(name, caught_by, triples, checkpoint)
 
 
 SYNCED = (
@@ -195,19 +199,23 @@ MUTATIONS = [
         "test_ema.py::test_one_update_a_step_also_after_a_resume",
         *(
             "engine/state.py",
-            '            self.ema.n_averaged.fill_(training["ema_updates"])\n',
+            '            self.ema.n_averaged.fill_(numbers["ema_updates"])\n',
             "",
         ),
     ),
     mutation(
         "the loss scale starts afresh",
         "test_fp16.py::test_scale_goes_on_after_a_resume",
-        *("engine/state.py", 'self.scaler.load_state_dict(training["scaler"])', "pass"),
+        *("engine/state.py", 'self.scaler.load_state_dict(numbers["scaler"])', "pass"),
     ),
     mutation(
         "the optimizer starts afresh",
         f"{RESUME}[2 ranks, between epochs]",
-        *("engine/state.py", 'self.optimizer.load_state_dict(training["optimizer"])', "pass"),
+        *(
+            "engine/state.py",
+            'self._load_optimizer(parts.get("optimizer", {}), numbers)  # some optimizers keep none',
+            "pass",
+        ),
     ),
     mutation(
         "no throwaway pass, on three ranks",
@@ -227,8 +235,8 @@ MUTATIONS = [
     mutation(
         "names in the checkpoint begin with module.",
         "test_weights.py::test_weights_load_without_this_project",
-        *("engine/state.py", '"model.pt": dict(self.module.state_dict())'),
-        '"model.pt": {f"module.{k}": v for k, v in self.module.state_dict().items()}',
+        *("engine/state.py", '"model": dict(self.module.state_dict())'),
+        '"model": {f"module.{k}": v for k, v in self.module.state_dict().items()}',
     ),
     mutation(
         "the metrics of steps that are taken again stay",
@@ -259,18 +267,125 @@ MUTATIONS = [
         "test_evaluation.py::test_training_does_not_see_evaluations",
         *("train.py", "    module.train(was_training)\n", ""),
     ),
+    mutation(
+        "averaged weights stay in the model after their evaluation",
+        "test_evaluation.py::test_training_does_not_see_evaluations",
+        *("train.py", '    results["ema"] = evaluate(job, state.ema.module, loader)\n'),
+        "    state.module.load_state_dict(state.ema.module.state_dict())\n"
+        '    results["ema"] = evaluate(job, state.module, loader)\n',
+    ),
+    # Checkpoints.
+    mutation(
+        "the manifest comes before the files",
+        "test_checkpoint.py::test_manifest_lists_the_files_and_reads_back",
+        *(
+            "engine/checkpoint.py",
+            "        write_files(temporary)\n        seal(temporary, manifest)\n",
+        ),
+        "        seal(temporary, manifest)\n        write_files(temporary)\n",
+    ),
+    mutation(
+        "the manifest comes before the shards",
+        "test_strategy.py::test_manifest_lists_every_file",
+        *("engine/strategy.py", "        try:\n            # Its files are flushed when"),
+        "        try:\n"
+        "            if self.world.is_main:\n"
+        "                seal(temporary, manifest)\n"
+        "            # Its files are flushed when",
+        *(
+            "engine/strategy.py",
+            "                seal(temporary, manifest)\n                publish(",
+        ),
+        "                publish(",
+        checkpoint="sharded",
+    ),
+    mutation(
+        "buffers of another rank are saved",
+        "test_saving.py::test_buffers_are_those_of_rank_0",
+        *("engine/strategy.py", "if owners.get((part, n), 0) == world.rank"),
+        "if owners.get((part, n), world.world_size - 1) == world.rank",
+        checkpoint="sharded",
+    ),
+    mutation(
+        "all ranks' shards hold buffers",
+        "test_saving.py::test_each_tensor_is_written_once_and_rank_0_writes_its_buffers",
+        *("engine/strategy.py", "if owners.get((part, n), 0) == world.rank"),
+        "if owners.get((part, n), world.rank) == world.rank",
+        checkpoint="sharded",
+    ),
+    mutation(
+        "the save beside the training uses the training's group",
+        "test_saving.py::test_training_goes_on_and_nothing_is_seen_before_it_is_whole",
+        *("engine/strategy.py", "process_group=self._group,", "process_group=None,"),
+        checkpoint="sharded",
+    ),
+    mutation(
+        "what is saved beside the training is not a copy",
+        "test_saving.py::test_what_is_saved_is_what_was_there_at_the_call",
+        *("engine/strategy.py", "copies = self._copy(own_share(job.state, self.world))"),
+        "copies = own_share(job.state, self.world)",
+        checkpoint="sharded",
+    ),
+    mutation(
+        "nobody asks how the save in flight ended",
+        "test_saving.py::test_failure_comes_up_at_the_next_save_and_leaves_nothing",
+        *("engine/strategy.py", "            self._in_flight.result()\n"),
+        "            self._in_flight.exception()\n",
+        checkpoint="sharded",
+    ),
+    mutation(
+        "metadata of a checkpoint may run code",
+        "test_saving.py::test_metadata_can_run_no_code",
+        *("engine/reading.py", "if is_dtype or (module, name) in _CLASSES:", "if True:"),
+        checkpoint="sharded",
+    ),
+    mutation(
+        "each disk has buffers of its own in the model",
+        "test_saving.py::test_each_disk_has_the_weights_and_what_is_its_ranks_own",
+        *(
+            "engine/strategy.py",
+            "                stack.enter_context(rank0_buffers(module, self.world))\n",
+            "                module.eval()\n",
+        ),
+        checkpoint="per_rank",
+    ),
+    mutation(
+        "a disk drops its old checkpoint before all have the new one",
+        "test_saving.py::test_crash_between_two_disks_goes_back_to_what_both_hold[0-publish]",
+        *("engine/strategy.py", "                    publish(temporary)\n"),
+        "                    publish(temporary)\n                    retain(self.root, self._keep)\n",
+        checkpoint="per_rank",
+    ),
+    mutation(
+        "each disk goes on from its own newest checkpoint",
+        "test_saving.py::test_newest_step_that_is_whole_on_all_disks[unlink]",
+        *("engine/strategy.py", "set.intersection(*map(set, filled.values()))"),
+        "set.union(*map(set, filled.values()))",
+        *("engine/strategy.py", "if all(paths[rank] for rank in filled):", "if any(paths):"),
+        checkpoint="per_rank",
+    ),
+    mutation(
+        "ranks that drifted apart are saved",
+        "test_saving.py::test_ranks_that_drifted_apart_are_not_saved",
+        *("engine/strategy.py", "        require_same_weights(job)\n", ""),
+        checkpoint="per_rank",
+    ),
 ]
 
 
 @pytest.fixture(scope="session")
-def pristine(shared: Path) -> Path:
-    """The project that gets the faults, rendered once in a run."""
-    project = shared / "mutated" / SLUG
-    with FileLock(shared / "mutated.lock"):
-        if not project.exists():
-            with silent():
-                render(ANSWERS, project.parent)
-    return project
+def pristine(shared: Path) -> Callable[[str], Path]:
+    """The projects that get the faults, by their strategy; each rendered once in a run."""
+
+    def project_with(checkpoint: str) -> Path:
+        project = shared / "mutated" / checkpoint / SLUG
+        with FileLock(shared / "mutated.lock"):
+            if not project.exists():
+                with silent():
+                    render(ANSWERS | {"checkpoint": checkpoint}, project.parent)
+        return project
+
+    return project_with
 
 
 def own_tests(project: Path, *node_ids: str) -> tuple[int, str]:
@@ -281,15 +396,19 @@ def own_tests(project: Path, *node_ids: str) -> tuple[int, str]:
     return result.returncode, result.stdout
 
 
-def test_their_tests_pass_without_a_fault(pristine: Path) -> None:
-    code, output = own_tests(pristine, *sorted({row.caught_by for row in MUTATIONS}))
+@pytest.mark.parametrize("checkpoint", sorted({row.checkpoint for row in MUTATIONS}))
+def test_their_tests_pass_without_a_fault(pristine: Callable[[str], Path], checkpoint: str) -> None:
+    node_ids = {row.caught_by for row in MUTATIONS if row.checkpoint == checkpoint}
+    code, output = own_tests(pristine(checkpoint), *sorted(node_ids))
     assert code == 0, output
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in MUTATIONS])
-def test_fault_is_caught(pristine: Path, tmp_path: Path, row: Mutation, count: Count) -> None:
+def test_fault_is_caught(
+    pristine: Callable[[str], Path], tmp_path: Path, row: Mutation, count: Count
+) -> None:
     project = tmp_path / SLUG
-    shutil.copytree(pristine, project)
+    shutil.copytree(pristine(row.checkpoint), project)
     for name, old, new in row.edits:
         file = project / SLUG / name
         text = file.read_text()

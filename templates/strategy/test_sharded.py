@@ -98,7 +98,7 @@ def train_while_saving(init_method: str, root: str) -> tuple[bool, bool, list[st
             total += 1
             dist.all_reduce(total)
             total /= job.world.world_size
-        seen = list(Path(root).glob("step_*[0-9]"))
+        seen = [*Path(root).glob("step_*[0-9]"), *Path(root).glob("*/manifest.json")]
         is_early = time.perf_counter() - start < 1.0
         checkpointer.finish()
         names = sorted(path.name for path in Path(root).iterdir())

@@ -156,7 +156,8 @@ def patient_group(world: World) -> dist.ProcessGroup | None:
     if world.world_size == 1:
         return None
     {% endif %}
-    return dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    return group
 
 
 def gather(world: World, value: T, group: dist.ProcessGroup | None = None) -> list[T]:

@@ -12,6 +12,7 @@ from ..engine import checkpoint as checkpoint_module
 from ..engine.checkpoint import describe, newest
 from ..engine.digest import digest
 from ..engine.launch import Refused
+from ..engine.manifest import read_checkpoint
 from ..engine.strategy import Checkpointer
 from .harness import values
 from .parts import joined
@@ -118,6 +119,15 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, world_s
     (saved, *_) = values(save_weights, world_size, str(tmp_path), 5, toy)
     for other in (1, 2, 3):
         assert values(restore, other, str(tmp_path), "auto", toy) == [(5, saved)] * other
+
+
+def test_manifest_lists_every_file(tmp_path: Path) -> None:
+    values(save_weights, 2, str(tmp_path), 5, Toy())
+    directory = tmp_path / "step_00000005"
+    names = {path.name for path in directory.iterdir()} - {"manifest.json"}
+    listed = {entry.name for entry in read_checkpoint(directory, verify=True).manifest.files}
+    assert listed == names
+    assert len(names) >= 2
 
 
 def test_refusal_is_everybodys(tmp_path: Path) -> None:
