@@ -132,7 +132,7 @@ WORDS: list[tuple[str, set[Answer], str]] = [
     ("accumulation", {True}, r"(?i:accum)|micro_batch_size|no_sync"),
     ("checkpoint", {"per_rank"}, r"\bper_rank\b|own disk|drifted"),
     ("checkpoint", {"rank0", "per_rank"}, r"model\.pt"),
-    ("checkpoint", {"sharded"}, r"(?i:sharded)|\bdcp\b|torch\.distributed\.checkpoint"),
+    ("checkpoint", {"sharded"}, r"(?i:sharded)|dcp_|torch\.distributed\.checkpoint"),
     (
         "ema",
         {True},

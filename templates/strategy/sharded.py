@@ -11,9 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from .checkpoint import (
     Keep,
@@ -130,9 +131,9 @@ class Checkpointer:
         temporary = temporary_path(self.root, manifest.step)
         try:
             # Its files are flushed when it returns: on rank 0 after those of all others.
-            dcp.save(
+            save(
                 parts,
-                storage_writer=dcp.FileSystemWriter(temporary),
+                storage_writer=FileSystemWriter(temporary),
                 process_group=self._group,
             )
             if self.world.is_main:

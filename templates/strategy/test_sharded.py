@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from ..engine.checkpoint import newest
 from ..engine.launch import Refused
@@ -81,13 +81,13 @@ def train_while_saving(init_method: str, root: str) -> tuple[bool, bool, list[st
 
     Whether it was still under way afterwards and nothing was seen of it, and what was seen then.
     """
-    write = dcp.FileSystemWriter.write_data
+    write = FileSystemWriter.write_data
 
     def slow_write(*arguments: Any) -> Any:
         time.sleep(1.0)
         return write(*arguments)
 
-    put(dcp.FileSystemWriter, write_data=slow_write)
+    put(FileSystemWriter, write_data=slow_write)
     with joined(init_method, TOY) as job:
         checkpointer = Checkpointer(Path(root), job.world, KEEP)
         job.state.progress.step = 1
@@ -136,14 +136,14 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
 def fail_in_the_thread(init_method: str, root: str) -> list[str]:
     """What a rank hears at each of three saves when rank 1 could not write the first."""
     with joined(init_method, TOY) as job:
-        write = dcp.FileSystemWriter.write_data
+        write = FileSystemWriter.write_data
 
         def failing(writer: Any, *arguments: Any) -> Any:
             if job.world.rank == 1 and "step_00000001" in str(writer.path):
                 raise OSError(28, "No space left on device")
             return write(writer, *arguments)
 
-        put(dcp.FileSystemWriter, write_data=failing)
+        put(FileSystemWriter, write_data=failing)
         checkpointer = Checkpointer(Path(root), job.world, KEEP)
         heard = []
         for step in (1, 2):

@@ -2,12 +2,14 @@
 
 {% if cookiecutter.checkpoint == "sharded" %}
 import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, Metadata
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from .launch import Refused
 from .manifest import Checkpoint
@@ -48,7 +50,7 @@ class _Reader(FileSystemReader):
 
     def read_metadata(self) -> Metadata:
         """What the checkpoint holds, and where."""
-        with (self.path / ".metadata").open("rb") as file:
+        with Path(self.path, ".metadata").open("rb") as file:
             metadata: Metadata = _Unpickler(file).load()
         return metadata
 
