@@ -1,5 +1,5 @@
 # Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
-.PHONY: help setup demo test golden gpu-projects lint format clean
+.PHONY: help setup demo test test-all proof golden gpu-projects lint format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -13,6 +13,8 @@ TORCH_FROM ?=
 help:
 	@echo "make demo    render the default project and train it on two CPU processes"
 	@echo "make test    the whole suite"
+	@echo "make test-all   projects with all pairs of answers, by their own commands (PROOF=1: with records)"
+	@echo "make proof   train all variants, write records into proof/ and docs/variants.md"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
 	@echo "make golden  write the snapshots in tests/golden/ and the table of settings anew"
@@ -33,6 +35,15 @@ demo: setup
 
 test: setup
 	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Too long for every change: the nightly workflow runs it.
+test-all: setup
+	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m all_pairs tests/all_pairs $(ARGS)
+	[ -z "$(PROOF)" ] || $(BIN)/python -m tests.proof table
+
+proof: setup
+	PROOF=1 PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal tests/test_training.py -k combination
+	$(BIN)/python -m tests.proof table
 
 golden: setup
 	rm -rf tests/golden
