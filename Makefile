@@ -17,7 +17,7 @@ help:
 	@echo "make proof   train all variants, write records into proof/ and docs/variants.md"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
-	@echo "make golden  write the snapshots in tests/golden/ and the table of settings anew"
+	@echo "make golden  write the snapshots in tests/golden/, the table of settings and docs/variants.md anew"
 	@echo "make gpu-projects   render what tests/gpu trains, for a machine with GPUs"
 	@echo "make setup   the environment in $(VENV), which the others make as well"
 	@echo "make clean   remove it, and build/"
@@ -48,6 +48,7 @@ proof: setup
 golden: setup
 	rm -rf tests/golden
 	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py tests/test_docs.py -k 'golden or settings'
+	$(BIN)/python -m tests.proof table
 
 gpu-projects: setup
 	$(BIN)/python -m tests.gpu.prerender

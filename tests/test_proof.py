@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import proof, rendering
+from tests.all_pairs.test_all_pairs import start_commands
 from tests.conftest import Count
 from tests.proof import PAGE, PROOF, Record, Variant, page, records_in, tree_hash
 from tests.rendering import (
@@ -192,6 +193,14 @@ def test_a_record_is_written_only_if_it_is_asked_for(
         assert len(records_in(tmp_path)) == is_asked_for
     (record,) = records_in(tmp_path).values()
     assert (record["answers"], record["tree"], record["passed"]) == (answers, "1", True)
+
+
+def test_every_readme_has_the_commands_that_test_all_runs(all_rendered: list[Rendered]) -> None:
+    for rendered in {one.files["README.md"].read_bytes(): one for one in all_rendered}.values():
+        blocks = start_commands(rendered.project)
+        assert ["NPROC_PER_NODE=2" in block for block in blocks] == [True, True]
+        assert ["--epochs" in block for block in blocks] == [False, True]
+        assert "make " not in "".join(blocks)
 
 
 def test_the_page_is_what_the_records_and_the_template_give(

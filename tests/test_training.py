@@ -13,7 +13,7 @@ import pytest
 
 from tests import proof, trainings
 from tests.conftest import Count, Timed
-from tests.rendering import ROOT, Answers, render, silent, succeed
+from tests.rendering import ROOT, Answers, all_answers, render, silent, succeed
 from tests.variants import MULTIPLIED, VARIANTS, combinations
 
 RANKS = 2
@@ -40,6 +40,47 @@ def test_a_named_variant_passes_its_own_tests(name: str, tmp_path: Path, count: 
     skipped = re.findall(r"^SKIPPED .*", output, re.MULTILINE)
     assert [line for line in skipped if "there is a GPU" not in line] == []
     count("tests of named variants passed", int(passed))
+
+
+GOOD: dict[str, Any] = {
+    "windows": 46,
+    "samples": 2874,
+    "progress": {"step": 46, "skipped": 0, "epoch": trainings.EPOCHS, "samples": 2874},
+    "stopped": {"step": trainings.STOP, "position": 448},
+    "resumed_from": ["step_00000030"],
+    "losses": [2.0, 0.5],
+    "losses_in_parts": [2.0, 0.5],
+    "weights_are_equal": True,
+    "digests": ["1", "2"],
+    "digests_in_parts": ["1", "2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"losses": [2.0, 1.9], "losses_in_parts": [2.0, 1.9]}, "the loss went from"),
+        ({"weights_are_equal": False}, "weights differ"),
+        ({"progress": GOOD["progress"] | {"step": 45}}, "steps are missing"),
+        ({"progress": GOOD["progress"] | {"step": 45, "skipped": 1}}, "left out"),
+        ({"progress": GOOD["progress"] | {"samples": 2873}}, "samples are missing"),
+        ({"stopped": {"step": 31, "position": 512}}, "did not stop"),
+        ({"stopped": {"step": trainings.STOP, "position": 0}}, "between two epochs"),
+        ({"resumed_from": []}, "did not resume"),
+        ({"losses_in_parts": [2.0, 0.6]}, "other losses"),
+        ({"digests_in_parts": ["1", "3"]}, "other bits"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_training_that_went_wrong_is_found(wrong: dict[str, Any], complaint: str) -> None:
+    answers: Answers = {"amp": "bf16", "example": "digits"}
+    trainings.check(GOOD, answers)
+    with pytest.raises(AssertionError, match=complaint):
+        trainings.check(GOOD | wrong, answers)
+
+
+def test_every_example_has_settings_for_short_trainings() -> None:
+    assert [*trainings.SETTINGS] == [*trainings.FALLS_TO] == all_answers()["example"]
 
 
 @pytest.fixture(scope="session")
