@@ -38,12 +38,13 @@ test: setup
 
 # Too long for every change: the nightly workflow runs it.
 test-all: setup
-	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m all_pairs tests/all_pairs $(ARGS)
-	[ -z "$(PROOF)" ] || $(BIN)/python -m tests.proof table
+	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m all_pairs tests/all_pairs $(ARGS); \
+	status=$$?; [ -z "$(PROOF)" ] || $(BIN)/python -m tests.proof table || exit; exit $$status
 
+# The page is written after a failure as well, and shows it.
 proof: setup
-	PROOF=1 PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal tests/test_training.py -k combination
-	$(BIN)/python -m tests.proof table
+	PROOF=1 PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal tests/test_training.py -k combination; \
+	status=$$?; $(BIN)/python -m tests.proof table || exit; exit $$status
 
 golden: setup
 	rm -rf tests/golden

@@ -80,7 +80,7 @@ def path_of(answers: Answers, kind: str) -> Path:
 
 
 def write(kind: str, answers: Answers, tree: str, complaint: str | None, ran: Record) -> None:
-    """Write the record of a variant, with `complaint` for what was wrong; only if asked for."""
+    """Write the record of a variant, with the first line of a complaint; only if asked for."""
     if not IS_ASKED_FOR:
         return
     record = {
@@ -88,7 +88,7 @@ def write(kind: str, answers: Answers, tree: str, complaint: str | None, ran: Re
         "answers": answers,
         "tree": tree,
         "passed": complaint is None,
-        "complaint": complaint,
+        "complaint": complaint and complaint.splitlines()[0],
         **ran,
         "torch": version("torch"),
         "python": platform.python_version(),
@@ -191,7 +191,8 @@ def _cells(variant: Variant, record: Record | None) -> list[str]:
     if record["tree"] != variant.tree:
         return [f"not run (changed since {record['date']})", "", "", ""]
     if not record["passed"]:
-        return [f"**failed**: {record['complaint'].splitlines()[0]}", "", "", ""]
+        complaint = record["complaint"].replace("|", "\\|")
+        return [f"**failed**: {complaint}", "", "", ""]
     told = _trained(record) if variant.kind == "trained" else _whole(record)
     return [*told, f"{record['seconds']:.0f}"]
 

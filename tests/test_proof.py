@@ -164,7 +164,7 @@ def record_of(answers: Answers, **changes: Any) -> Record:
     [
         ({}, "46 steps; stopped at 30, resumed | same bits, `0123456789ab` | loss 0.2500"),
         ({"tree": "2"}, "| not run (changed since 2026-01-31) |"),
-        ({"passed": False, "complaint": "other losses\nmore"}, "| **failed**: other losses |"),
+        ({"passed": False, "complaint": "a | b"}, r"| **failed**: a \| b |"),
         (None, "| not run | "),
     ],
     ids=["passed", "changed", "failed", "none"],
@@ -193,6 +193,9 @@ def test_a_record_is_written_only_if_it_is_asked_for(
         assert len(records_in(tmp_path)) == is_asked_for
     (record,) = records_in(tmp_path).values()
     assert (record["answers"], record["tree"], record["passed"]) == (answers, "1", True)
+    proof.write("trained", answers, "1", "other bits\nand more", {})
+    (record,) = records_in(tmp_path).values()
+    assert (record["passed"], record["complaint"]) == (False, "other bits")
 
 
 def test_every_readme_has_the_commands_that_test_all_runs(all_rendered: list[Rendered]) -> None:

@@ -114,10 +114,27 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
             line = answers.readline()
             assert line, f"the process that trains has ended\n{errors.read_text()}"
             result: dict[str, Any] = json.loads(line)
-            assert "error" not in result, f"{result['error']}\n{errors.read_text()}"
+            if error := result.get("error"):
+                raise AssertionError(f"{error.splitlines()[-1]}\n{error}\n{errors.read_text()}")
             return result
 
         yield ask
+
+
+def told(result: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Give what a record tells of a training."""
+    return {
+        "ranks": RANKS,
+        "backend": "gloo",
+        "settings": settings,
+        "epochs": trainings.EPOCHS,
+        **{name: result[name] for name in ("progress", "stopped", "resumed_from", "valid")},
+        "digests": result["digests"],
+        "equal": result["digests"] == result["digests_in_parts"],
+        "first_loss": result["losses"][0],
+        "last_loss": result["losses"][-1],
+        "seconds": result["seconds"],
+    }
 
 
 @pytest.mark.parametrize("answers", combinations(), ids=name_of)
@@ -130,26 +147,16 @@ def test_each_combination_trains_and_resumes_exactly(
         project = render(answers, tmp_path, slug=slug)
     tree = proof.tree_hash(project)
     settings = trainings.settings_of(answers, device="cpu")
-    result = train(project, settings)
+    ran: dict[str, Any] = {}
     complaint = None
     try:
+        result = train(project, settings)
+        ran = told(result, settings)
         trainings.check(result, answers)
     except AssertionError as error:
         complaint = str(error)
         raise
     finally:
-        ran = {
-            "ranks": RANKS,
-            "backend": "gloo",
-            "settings": settings,
-            "epochs": trainings.EPOCHS,
-            **{name: result[name] for name in ("progress", "stopped", "resumed_from", "valid")},
-            "digests": result["digests"],
-            "equal": result["digests"] == result["digests_in_parts"],
-            "first_loss": result["losses"][0],
-            "last_loss": result["losses"][-1],
-            "seconds": result["seconds"],
-        }
         proof.write("trained", answers, tree, complaint, ran)
     count("combinations trained on two ranks, stopped and resumed", 1)
     count("optimizer steps of these trainings, from start to end", result["progress"]["step"])
