@@ -1,5 +1,5 @@
 # Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
-.PHONY: help setup demo test golden gpu-projects lint format clean
+.PHONY: help setup demo test test-all proof golden gpu-projects lint format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -13,9 +13,11 @@ TORCH_FROM ?=
 help:
 	@echo "make demo    render the default project and train it on two CPU processes"
 	@echo "make test    the whole suite"
+	@echo "make test-all   projects with all pairs of answers, by their own commands (PROOF=1: with records)"
+	@echo "make proof   train all variants, write records into proof/ and docs/variants.md"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
-	@echo "make golden  write the snapshots in tests/golden/ and the table of settings anew"
+	@echo "make golden  write the snapshots in tests/golden/, the table of settings and docs/variants.md anew"
 	@echo "make gpu-projects   render what tests/gpu trains, for a machine with GPUs"
 	@echo "make setup   the environment in $(VENV), which the others make as well"
 	@echo "make clean   remove it, and build/"
@@ -34,9 +36,20 @@ demo: setup
 test: setup
 	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal $(ARGS)
 
+# Too long for every change: the nightly workflow runs it.
+test-all: setup
+	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m all_pairs tests/all_pairs $(ARGS); \
+	status=$$?; [ -z "$(PROOF)" ] || $(BIN)/python -m tests.proof table || exit; exit $$status
+
+# The page is written after a failure as well, and shows it.
+proof: setup
+	PROOF=1 PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal tests/test_training.py -k combination; \
+	status=$$?; $(BIN)/python -m tests.proof table || exit; exit $$status
+
 golden: setup
 	rm -rf tests/golden
 	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py tests/test_docs.py -k 'golden or settings'
+	$(BIN)/python -m tests.proof table
 
 gpu-projects: setup
 	$(BIN)/python -m tests.gpu.prerender

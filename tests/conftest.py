@@ -13,11 +13,14 @@ from tests.branches import Branches, recorded
 from tests.rendering import Rendered, product, render, silent
 
 _COUNT = "count: "
+_TIMED = "timed: "
+_SLOWEST = 3
 
 # Trees that are compared stay free of __pycache__, whoever imports from them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 Count = Callable[[str, int], None]
+Timed = Callable[[str, str, float], None]
 
 
 @pytest.fixture
@@ -26,19 +29,33 @@ def count(record_property: Callable[[str, object], None]) -> Count:
     return lambda what, number: record_property(_COUNT + what, number)
 
 
+@pytest.fixture
+def timed(record_property: Callable[[str, object], None]) -> Timed:
+    """Let the closing lines name the slowest of a kind: `timed("training", "amp=off", 9.5)`."""
+    return lambda kind, name, seconds: record_property(_TIMED + kind, [seconds, name])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what the tests of all workers counted."""
     totals: Counter[str] = Counter()
+    times: dict[str, list[tuple[float, str]]] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
-            for name, number in getattr(report, "user_properties", []):
-                # Setup and teardown repeat what the call reported.
-                if report.when == "call" and name.startswith(_COUNT):
-                    totals[name.removeprefix(_COUNT)] += number
+            for name, value in getattr(report, "user_properties", []):
+                if report.when != "call":
+                    continue  # setup and teardown repeat what the call reported
+                if name.startswith(_COUNT):
+                    totals[name.removeprefix(_COUNT)] += value
+                elif name.startswith(_TIMED):
+                    times.setdefault(name.removeprefix(_TIMED), []).append(tuple(value))
     if totals:
         terminalreporter.section("what ran")
         for what, number in sorted(totals.items()):
             terminalreporter.write_line(f"{number:6d} {what}")
+        for kind, all_times in sorted(times.items()):
+            slowest = sorted(all_times, reverse=True)[:_SLOWEST]
+            words = ", ".join(f"{seconds:.0f} s ({name})" for seconds, name in slowest)
+            terminalreporter.write_line(f"       slowest {kind}: {words}")
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,15 @@
 """Render projects: the questions, their answers, and the product of them that is tested."""
 
 import ast
+import functools
 import hashlib
 import itertools
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +27,10 @@ PRE_GEN = ROOT / "hooks" / "pre_gen_project.py"
 SLUG = "demo"
 
 # Answers that change few lines: cycled over the product of the others instead of multiplied.
-CYCLED = ("tracker", "ci")
+CYCLED = ("example", "tracker", "ci")
 
 
+@functools.cache
 def table(name: str) -> Any:
     """Give a literal of the pre_gen hook, which is no module that could be imported."""
     for node in ast.parse(PRE_GEN.read_text()).body:
@@ -69,27 +72,52 @@ def complete(answers: Answers) -> Answers:
     return {key: values[0] for key, values in all_answers().items()} | answers
 
 
+def pairs_of(answers: Answers) -> list[tuple[tuple[str, Answer], ...]]:
+    """Give every two of these answers, each with its question."""
+    return list(itertools.combinations(answers.items(), 2))
+
+
+def spread(choices: Iterable[list[Answers]]) -> list[Answers]:
+    """Take one candidate of each list, so that every two answers meet, and equally often.
+
+    The one with the most pairs that are new; among those, with the pairs seen least. So no answer
+    moves in step with another question, whatever the numbers of answers are.
+    """
+    seen: Counter[tuple[tuple[str, Answer], ...]] = Counter()
+    chosen: list[Answers] = []
+    for candidates in choices:
+        costs = []
+        for candidate in candidates:
+            counts = [seen[pair] for pair in pairs_of(candidate)]
+            costs.append((-counts.count(0), sum(counts)))
+        best = candidates[costs.index(min(costs))]
+        seen.update(pairs_of(best))
+        chosen.append(best)
+    return chosen
+
+
+def multiply(questions: dict[str, list[Answer]]) -> list[Answers]:
+    """Give all combinations of the answers to these questions."""
+    return [
+        dict(zip(questions, answers, strict=True))
+        for answers in itertools.product(*questions.values())
+    ]
+
+
 def product() -> list[Answers]:
     """Give all combinations that are rendered and checked; new answers join by themselves."""
     questions = available_answers()
-    multiplied = {key: values for key, values in questions.items() if key not in CYCLED}
-    combinations: list[Answers] = []
-    for indices in itertools.product(*(range(len(values)) for values in multiplied.values())):
-        answers = {
-            key: values[i] for (key, values), i in zip(multiplied.items(), indices, strict=True)
-        }
-        # Sums of the indices: no cycled answer moves in step with a single other question.
-        for weight, key in enumerate(CYCLED, start=1):
-            total = sum(i * (1 + position * (weight - 1)) for position, i in enumerate(indices))
-            answers[key] = questions[key][total % len(questions[key])]
-        if not is_refused(answers):
-            combinations.append(answers)
-    return combinations
+    multiplied = multiply({k: values for k, values in questions.items() if k not in CYCLED})
+    cycled = multiply({key: questions[key] for key in CYCLED})
+    choices = (
+        [core | rest for rest in cycled if not is_refused(core | rest)] for core in multiplied
+    )
+    return spread(candidates for candidates in choices if candidates)
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Drop what subprocesses print meanwhile: the hooks' closing lines, 72 times."""
+    """Drop what subprocesses print meanwhile: the hooks' closing lines, once a project."""
     with open(os.devnull, "w") as nowhere:
         stdout = os.dup(1)
         os.dup2(nowhere.fileno(), 1)

@@ -50,7 +50,7 @@ def test_ruff_has_nothing_to_change(all_rendered: list[Rendered]) -> None:
     projects = [rendered.project for rendered in all_rendered]
     wrong = run("ruff", "format", "--no-cache", "--check", "--output-format", "concise", *projects)
     bad = run("ruff", "check", "--no-cache", "--output-format", "concise", *projects)
-    # The same line of 72 projects is one line here.
+    # The same line of all projects is one line here.
     lines = (wrong.stdout + bad.stdout).splitlines()
     unique = sorted({re.sub(r"^.*/product/\d+/", "", line) for line in lines})
     assert wrong.returncode == bad.returncode == 0, "\n".join(unique)

@@ -10,6 +10,7 @@ import yaml
 
 from tests.rendering import ROOT, TEMPLATE, run, succeed
 
+WORKFLOWS = " ".join(f".github/workflows/{name}.yml" for name in ("ci", "nightly"))
 SCRIPTS = [".ci/run", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("scripts/*.sh")))]
 
 
@@ -20,7 +21,7 @@ SCRIPTS = [".ci/run", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("scri
         "ruff format --no-cache --check .",
         "mypy",
         f"shellcheck {' '.join(SCRIPTS)}",
-        "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml",
+        f"check-jsonschema --builtin-schema vendor.github-workflows {WORKFLOWS}",
     ],
     ids=lambda command: command.split()[0],
 )

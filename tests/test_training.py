@@ -1,32 +1,24 @@
 """Rendered projects train: the numbers of each combination, and six of them as people use them."""
 
-import itertools
 import json
 import os
 import re
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import trainings
-from tests.conftest import Count
-from tests.rendering import ROOT, Answers, available_answers, render, silent, succeed
-from tests.variants import VARIANTS
+from tests import proof, trainings
+from tests.conftest import Count, Timed
+from tests.rendering import ROOT, Answers, all_answers, render, silent, succeed
+from tests.variants import MULTIPLIED, VARIANTS, combinations
 
-# What changes a step: every combination is trained.
-MULTIPLIED = ("amp", "accumulation", "ema")
+RANKS = 2
 
-
-def combinations() -> list[Answers]:
-    """Give all combinations of what changes a step; other answers take turns."""
-    questions = available_answers()
-    others = [key for key in questions if key not in MULTIPLIED]
-    return [
-        dict(zip(MULTIPLIED, chosen, strict=True))
-        | {key: questions[key][number % len(questions[key])] for key in others}
-        for number, chosen in enumerate(itertools.product(*(questions[k] for k in MULTIPLIED)))
-    ]
+Train = Callable[[Path, dict[str, Any]], dict[str, Any]]
 
 
 def name_of(answers: Answers) -> str:
@@ -50,21 +42,122 @@ def test_a_named_variant_passes_its_own_tests(name: str, tmp_path: Path, count: 
     count("tests of named variants passed", int(passed))
 
 
+GOOD: dict[str, Any] = {
+    "windows": 46,
+    "samples": 2874,
+    "progress": {"step": 46, "skipped": 0, "epoch": trainings.EPOCHS, "samples": 2874},
+    "stopped": {"step": trainings.STOP, "position": 448},
+    "resumed_from": ["step_00000030"],
+    "losses": [2.0, 0.5],
+    "losses_in_parts": [2.0, 0.5],
+    "weights_are_equal": True,
+    "digests": ["1", "2"],
+    "digests_in_parts": ["1", "2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"losses": [2.0, 1.9], "losses_in_parts": [2.0, 1.9]}, "the loss went from"),
+        ({"weights_are_equal": False}, "weights differ"),
+        ({"progress": GOOD["progress"] | {"step": 45}}, "steps are missing"),
+        ({"progress": GOOD["progress"] | {"step": 45, "skipped": 1}}, "left out"),
+        ({"progress": GOOD["progress"] | {"samples": 2873}}, "samples are missing"),
+        ({"stopped": {"step": 31, "position": 512}}, "did not stop"),
+        ({"stopped": {"step": trainings.STOP, "position": 0}}, "between two epochs"),
+        ({"resumed_from": []}, "did not resume"),
+        ({"losses_in_parts": [2.0, 0.6]}, "other losses"),
+        ({"digests_in_parts": ["1", "3"]}, "other bits"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_training_that_went_wrong_is_found(wrong: dict[str, Any], complaint: str) -> None:
+    answers: Answers = {"amp": "bf16", "example": "digits"}
+    trainings.check(GOOD, answers)
+    with pytest.raises(AssertionError, match=complaint):
+        trainings.check(GOOD | wrong, answers)
+
+
+def test_every_example_has_settings_for_short_trainings() -> None:
+    assert [*trainings.SETTINGS] == [*trainings.FALLS_TO] == all_answers()["example"]
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """Train a project with these settings, in a process that stays for the next: torch is there."""
+    directory = tmp_path_factory.mktemp("trainings")
+    environment = dict(os.environ)
+    # Ranks import the project one by one: compiled once, outside of its tree.
+    environment.pop("PYTHONDONTWRITEBYTECODE")
+    environment["PYTHONPYCACHEPREFIX"] = str(directory / "compiled")
+    errors = directory / "errors.txt"
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(
+            [sys.executable, ROOT / "tests" / "trainings.py", "--serve"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            bufsize=1,
+        ) as process,
+    ):
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None
+        assert answers is not None
+
+        def ask(project: Path, settings: dict[str, Any]) -> dict[str, Any]:
+            request = {"project": str(project), "package": project.name, "ranks": RANKS}
+            requests.write(json.dumps(request | {"settings": settings}) + "\n")
+            line = answers.readline()
+            assert line, f"the process that trains has ended\n{errors.read_text()}"
+            result: dict[str, Any] = json.loads(line)
+            if error := result.get("error"):
+                raise AssertionError(f"{error.splitlines()[-1]}\n{error}\n{errors.read_text()}")
+            return result
+
+        yield ask
+
+
+def told(result: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Give what a record tells of a training."""
+    return {
+        "ranks": RANKS,
+        "backend": "gloo",
+        "settings": settings,
+        "epochs": trainings.EPOCHS,
+        **{name: result[name] for name in ("progress", "stopped", "resumed_from", "valid")},
+        "digests": result["digests"],
+        "equal": result["digests"] == result["digests_in_parts"],
+        "first_loss": result["losses"][0],
+        "last_loss": result["losses"][-1],
+        "seconds": result["seconds"],
+    }
+
+
 @pytest.mark.parametrize("answers", combinations(), ids=name_of)
 def test_each_combination_trains_and_resumes_exactly(
-    answers: Answers, tmp_path: Path, count: Count
+    answers: Answers, tmp_path: Path, train: Train, count: Count, timed: Timed
 ) -> None:
-    """Two ranks on the real digits: from start to end, and in two parts with the same bits."""
+    """Two ranks on real data: from start to end, and in two parts with the same bits."""
+    slug = "trained_" + re.sub(r"\W", "_", proof.name_of(answers, "trained"))
     with silent():
-        project = render(answers, tmp_path)
-    settings = ["device=cpu", "data__num_workers=0"]
-    if answers["accumulation"]:
-        settings.append("micro_batch_size=8")
-    program = str(ROOT / "tests" / "trainings.py")
-    output = succeed(
-        *(sys.executable, program, project.name, "2", *settings),
-        cwd=project,
-        env={"PYTHONPATH": str(project)},
-    )
-    trainings.check(json.loads(output.splitlines()[-1]), may_skip=answers["amp"] == "fp16")
+        project = render(answers, tmp_path, slug=slug)
+    tree = proof.tree_hash(project)
+    settings = trainings.settings_of(answers, device="cpu")
+    ran: dict[str, Any] = {}
+    complaint = None
+    try:
+        result = train(project, settings)
+        ran = told(result, settings)
+        trainings.check(result, answers)
+    except AssertionError as error:
+        complaint = str(error)
+        raise
+    finally:
+        proof.write("trained", answers, tree, complaint, ran)
     count("combinations trained on two ranks, stopped and resumed", 1)
+    count("optimizer steps of these trainings, from start to end", result["progress"]["step"])
+    timed("training", name_of(answers), result["seconds"])

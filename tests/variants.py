@@ -1,9 +1,21 @@
-"""The six named variants: snapshots of them are kept, and they run through the command line.
+"""Which projects do more than to be rendered: the named ones, the trained, and all pairs.
 
-Together they hold every answer that can be rendered (`test_golden.py` checks it).
+Snapshots of the named variants are kept, and they run through the command line. Together they hold
+every answer that can be rendered (`test_golden.py` checks it).
 """
 
-from tests.rendering import Answers
+from allpairspy import AllPairs
+
+from tests.rendering import (
+    Answer,
+    Answers,
+    available_answers,
+    is_refused,
+    multiply,
+    pairs_of,
+    product,
+    spread,
+)
 
 VARIANTS: dict[str, Answers] = {
     "default": {},
@@ -15,13 +27,56 @@ VARIANTS: dict[str, Answers] = {
         "ci": "none",
     },
     "fp16_ema": {"amp": "fp16", "ema": True, "ci": "gitlab"},
-    "multi": {"nodes": "multi", "accumulation": False, "ema": True},
+    "multi": {"nodes": "multi", "accumulation": False, "checkpoint": "per_rank", "ema": True},
     "gloo_fp16": {
         "backend": "gloo",
         "nodes": "multi",
         "amp": "fp16",
         "accumulation": False,
+        "checkpoint": "sharded",
         "ci": "gitlab",
     },
-    "mpi": {"backend": "mpi", "amp": "off", "ema": True, "tracker": "none"},
+    "mpi": {"backend": "mpi", "amp": "off", "checkpoint": "sharded", "ema": True, "tracker": "none"},
 }
+
+# What changes a step: every combination is trained.
+MULTIPLIED = ("amp", "accumulation", "checkpoint", "ema")
+
+
+def combinations() -> list[Answers]:
+    """Give all combinations of what changes a step, from the product: the rest takes turns."""
+    questions = available_answers()
+    rendered = product()
+    return spread(
+        [answers for answers in rendered if answers.items() >= core.items()]
+        for core in multiply({key: questions[key] for key in MULTIPLIED})
+    )
+
+
+def all_pairs() -> list[Answers]:
+    """Give few projects in which every two answers stand together that can be rendered together."""
+    questions = available_answers()
+
+    def can_be_rendered(values: list[Answer]) -> bool:
+        return not is_refused(dict(zip(questions, values, strict=False)))
+
+    rows = AllPairs(list(questions.values()), filter_func=can_be_rendered)
+    chosen = [dict(zip(questions, row, strict=True)) for row in rows]
+
+    # Where answers exclude each other, allpairspy runs into dead ends and leaves pairs out.
+    possible = [answers for answers in multiply(questions) if not is_refused(answers)]
+    missing = {pair for answers in possible for pair in pairs_of(answers)}
+    missing.difference_update(pair for answers in chosen for pair in pairs_of(answers))
+    while missing:
+        pair = dict(min(missing, key=str))
+        holding = (answers for answers in possible if answers.items() >= pair.items())
+        best = max(holding, key=lambda answers: len(missing.intersection(pairs_of(answers))))
+        missing.difference_update(pairs_of(best))
+        chosen.append(best)
+    return chosen
+
+
+def short_name(answers: Answers, keys: tuple[str, ...] = MULTIPLIED) -> str:
+    """Give some answers in words for a file's name and for `pytest -k`: a yes by its question."""
+    words = [key if answers[key] is True else answers[key] for key in keys]
+    return "-".join(word for word in words if isinstance(word, str))

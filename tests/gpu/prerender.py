@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 from tests.gpu.test_gpu import PROJECTS
-from tests.rendering import Answers, render
-from tests.test_training import MULTIPLIED, combinations
+from tests.rendering import render
+from tests.variants import combinations, short_name
 
 # Pure Python, or able to do without their compiled parts.
 PACKAGES = ("jsonargparse", "tqdm", "yaml")
@@ -54,12 +54,6 @@ def vendor(target: Path) -> None:
     shutil.copy(location("sklearn") / "datasets" / "data" / "digits.csv.gz", datasets)
 
 
-def chosen(answers: Answers) -> list[str]:
-    """Give the answers that are multiplied, in words that `pytest -k` takes."""
-    words = [(key if answers[key] is True else answers[key]) for key in MULTIPLIED]
-    return [word for word in words if isinstance(word, str)]
-
-
 def main() -> None:
     """Write everything anew."""
     shutil.rmtree(PROJECTS, ignore_errors=True)
@@ -67,7 +61,7 @@ def main() -> None:
     for backend in ("nccl", "gloo"):
         for answers in combinations():
             answers |= {"backend": backend, "tracker": "none"}
-            directory = PROJECTS / "-".join([backend, *chosen(answers)])
+            directory = PROJECTS / f"{backend}-{short_name(answers)}"
             render(answers, directory)
             (directory / "answers.json").write_text(json.dumps(answers))
     print(f"{len(list(PROJECTS.glob('*/answers.json')))} projects in {PROJECTS}")
