@@ -9,6 +9,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
+from torch import Tensor
 
 from .checkpoint import Checkpoint, Keep, choose, commit, describe, retain
 from .distributed import World, agreed, broadcast_tensors, from_rank0
@@ -72,3 +73,18 @@ def _read(checkpoint: Checkpoint) -> Files:
         }
     except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
         raise Refused(f"can't read checkpoint {checkpoint.path}: {error}") from None
+
+
+def read_part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+    """The tensors of one part of a checkpoint, such as `model`, by their names, on the CPU.
+
+    Raises:
+        Refused: it can't be read.
+    """
+    try:
+        part: dict[str, Tensor] = torch.load(
+            checkpoint.path / f"{name}.pt", map_location="cpu", weights_only=True
+        )
+    except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
+        raise Refused(f"can't read {name} of checkpoint {checkpoint.path}: {error}") from None
+    return part

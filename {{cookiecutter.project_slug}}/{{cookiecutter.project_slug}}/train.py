@@ -92,7 +92,11 @@ def train(config: Config, world: World, run: RunDir) -> None:
         forward = partial(forward_loss, job, batch)
         job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
     keep = Keep(config.keep_checkpoints, checkpoint.path if checkpoint else None)
+    {% if cookiecutter.example == "bytes" %}
+    with Metrics(run.path, job, task) as metrics, run.reported(progress):
+    {% else %}
     with Metrics(run.path, job) as metrics, run.reported(progress):
+    {% endif %}
         run_steps(job, batches, valid_loader, metrics, run.checkpoints, keep)
 
 
