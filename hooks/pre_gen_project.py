@@ -37,7 +37,6 @@ UNSUPPORTED: list[tuple[dict[str, str], str]] = [
     ({"cluster": "kubernetes"}, "Kubernetes files are not available yet, choose cluster=none"),
     ({"checkpoint": "per_rank"}, "this strategy is not available yet, choose checkpoint=rank0"),
     ({"checkpoint": "sharded"}, "this strategy is not available yet, choose checkpoint=rank0"),
-    ({"example": "bytes"}, "this example is not available yet, choose example=digits"),
     ({"tracker": "wandb"}, "not available yet, choose tracker=tensorboard or tracker=none"),
     ({"tracker": "mlflow"}, "not available yet, choose tracker=tensorboard or tracker=none"),
 ]

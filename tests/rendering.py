@@ -24,8 +24,8 @@ PRE_GEN = ROOT / "hooks" / "pre_gen_project.py"
 
 SLUG = "demo"
 
-# Answers that change few lines: cycled over the product of the others instead of multiplied.
-CYCLED = ("tracker", "ci")
+# Answers that meet no other in a line: cycled over the product of the others, not multiplied.
+CYCLED = ("tracker", "ci", "example")
 
 
 def table(name: str) -> Any:

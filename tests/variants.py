@@ -23,5 +23,5 @@ VARIANTS: dict[str, Answers] = {
         "accumulation": False,
         "ci": "gitlab",
     },
-    "mpi": {"backend": "mpi", "amp": "off", "ema": True, "tracker": "none"},
+    "mpi": {"backend": "mpi", "amp": "off", "ema": True, "example": "bytes", "tracker": "none"},
 }
