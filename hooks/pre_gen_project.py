@@ -35,7 +35,6 @@ CHOICES: dict[str, list[str] | list[bool]] = {
 UNSUPPORTED: list[tuple[dict[str, str], str]] = [
     ({"cluster": "slurm"}, "SLURM scripts are not available yet, choose cluster=none"),
     ({"cluster": "kubernetes"}, "Kubernetes files are not available yet, choose cluster=none"),
-    ({"example": "bytes"}, "this example is not available yet, choose example=digits"),
     ({"tracker": "wandb"}, "not available yet, choose tracker=tensorboard or tracker=none"),
     ({"tracker": "mlflow"}, "not available yet, choose tracker=tensorboard or tracker=none"),
 ]

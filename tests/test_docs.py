@@ -17,6 +17,7 @@ from tests.rendering import (
     TEMPLATE,
     Answers,
     all_answers,
+    complete,
     is_refused,
     render,
     succeed,
@@ -225,6 +226,7 @@ MORE: list[Answers] = [
     {"ema": True},
     {"backend": "gloo"},
     {"backend": "mpi"},
+    {"example": "bytes"},
 ]
 
 
@@ -237,6 +239,9 @@ def _table_of_settings(dest: Path) -> list[str]:
     for answers in MORE:
         name = " ".join(f"{key}={answer}".lower() for key, answer in answers.items())
         found = _settings_of(render(PLAIN | answers, dest / name))
+        for key in plain.keys() - found.keys():
+            if not with_answers[key]:  # this answer takes away what another brings
+                with_answers[key] = [f"`{k}={complete({})[k]}`" for k in answers]
         for before, (key, one) in zip(["", *found], found.items(), strict=False):
             if key not in plain:
                 plain[key] = one
@@ -287,7 +292,7 @@ def _words_of(project: Path) -> str:
 
 def test_messages_of_the_troubleshooting_page_are_said(tmp_path: Path, count: Count) -> None:
     rows: list[Answers] = [{"nodes": "multi"}, {"backend": "mpi", "amp": "fp16", "ema": True}]
-    rows.append({"backend": "gloo"})
+    rows += [{"backend": "gloo"}, {"example": "bytes"}]
     said = "\n".join(
         _words_of(render(answers, tmp_path / str(number))) for number, answers in enumerate(rows)
     )
@@ -397,6 +402,23 @@ def test_commands_for_several_machines_work(
     (train, cluster, _) = _run_blocks(others, project, newcomer, count)
     assert "world size     2 on cpu" in train
     assert "resumed from step_00000002" in cluster
+
+
+def test_commands_of_the_other_example_work(
+    tmp_path: Path, newcomer: dict[str, str], count: Count
+) -> None:
+    project = render({"backend": "gloo", "example": "bytes"}, tmp_path, slug="my_project")
+    needs = [block[0] for block in _blocks(project / "README.md")]
+    assert needs == ["", "", "", "gpu", "template"]
+    short = "configs/debug.yaml --max_steps 2 --device cpu"
+    blocks = [
+        (needed, commands.replace("configs/debug.yaml --device cpu", short))
+        for needed, commands in _blocks(project / "README.md")
+    ]
+    first, _, others, *_ = _run_blocks(blocks[:3], project, newcomer, count)
+    assert re.search(r"^step 2  epoch 0  valid: loss \d\.\d+  bits \d\.\d+", first, re.MULTILINE)
+    assert re.search(r"^unigram  \d\.\d+ bits per byte", others, re.MULTILINE)
+    assert re.search(r"^import ", others, re.MULTILINE)
 
 
 def test_commands_of_the_guide_work(tmp_path: Path, newcomer: dict[str, str], count: Count) -> None:

@@ -36,7 +36,14 @@ VARIANTS: dict[str, Answers] = {
         "checkpoint": "sharded",
         "ci": "gitlab",
     },
-    "mpi": {"backend": "mpi", "amp": "off", "checkpoint": "sharded", "ema": True, "tracker": "none"},
+    "mpi": {
+        "backend": "mpi",
+        "amp": "off",
+        "checkpoint": "sharded",
+        "ema": True,
+        "example": "bytes",
+        "tracker": "none",
+    },
 }
 
 # What changes a step: every combination is trained.

@@ -106,6 +106,10 @@ class Config:
     ema_decay: float = 0.99
     """Share of the averaged weights that stays in each step."""
     {% endif %}
+    {% if cookiecutter.example == "bytes" %}
+    peak_tflops: float | None = None
+    """TFLOP/s of one device in its data sheet (dense, for the type of the products); for `mfu`."""
+    {% endif %}
     on_nonfinite: Literal["skip", "stop"] = "skip"
     """What happens when a gradient is NaN or infinite: leave the step out, or end the run."""
     timeout_s: float = 600.0
@@ -217,6 +221,9 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
         ("timeout_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
         lambda value: value > 0 and math.isfinite(value),
     ),
+    {% if cookiecutter.example == "bytes" %}
+    ("more than 0", ("peak_tflops",), lambda value: value > 0 and math.isfinite(value)),
+    {% endif %}
     (
         "0 or more",
         ("optim.weight_decay", "optim.warmup_steps", "data.num_workers"),

@@ -91,7 +91,11 @@ def train(config: Config, world: World, run: RunDir) -> None:
         batch = batches.peek()  # stays the first one; what it is tried with is thrown away
         forward = partial(forward_loss, job, batch)
         job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
+    {% if cookiecutter.example == "bytes" %}
+    with Metrics(run.path, job, task) as metrics, run.reported(progress):
+    {% else %}
     with Metrics(run.path, job) as metrics, run.reported(progress):
+    {% endif %}
         run_steps(job, batches, valid_loader, metrics, checkpointer)
         checkpointer.finish()
 

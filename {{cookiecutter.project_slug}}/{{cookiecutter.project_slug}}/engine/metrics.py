@@ -10,6 +10,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+{% if cookiecutter.example == "bytes" %}
+from .flops import Flops
+{% endif %}
 from .rundir import atomic_write_text
 from .state import Job, Progress
 {% if cookiecutter.tracker != "none" %}
@@ -22,12 +25,19 @@ logger = logging.getLogger(__name__)
 class Metrics:
     """Rank 0's metrics.jsonl and progress bar; on other ranks it does nothing, so nobody asks."""
 
+    {% if cookiecutter.example == "bytes" %}
+    def __init__(self, run_dir: Path, job: Job, task: object = None) -> None:
+    {% else %}
     def __init__(self, run_dir: Path, job: Job) -> None:
+    {% endif %}
         progress = job.state.progress
         self.is_main = job.world.is_main
         self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
         if not self.is_main:
             return
+        {% if cookiecutter.example == "bytes" %}
+        self._flops = Flops(task, job)
+        {% endif %}
         path = run_dir / "metrics.jsonl"
         cut_back(path, progress)
         self._file = path.open("a", encoding="utf-8")
@@ -46,12 +56,18 @@ class Metrics:
 
         Adds `samples_per_s`, over all ranks, and `data_wait`, the share of the time that was
         spent waiting for data. `waited_s`: seconds waited since the start of the run.
+        {% if cookiecutter.example == "bytes" %}
+        A task that counts its operations adds what `Flops.rates` says.
+        {% endif %}
         """
         if not self.is_main:
             return
         now = time.perf_counter()
         elapsed_s = now - self._start
         numbers["samples_per_s"] = self._samples / elapsed_s
+        {% if cookiecutter.example == "bytes" %}
+        numbers.update(self._flops.rates(numbers["samples_per_s"]))
+        {% endif %}
         numbers["data_wait"] = (waited_s - self._waited_s) / elapsed_s
         self._start, self._samples, self._waited_s = now, 0, waited_s
         self.write("train", progress, numbers)

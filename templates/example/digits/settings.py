@@ -1,0 +1,23 @@
+"""Yours: the settings of your model and your data. Imports no torch, so that `--help` is quick."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What `build_model` needs to know."""
+
+    channels: int = 32
+    """Channels after the first convolution; twice as many after the second."""
+    dropout: float = 0.1
+    """Share of the features that are zeroed in training, in [0, 1)."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What `build_datasets` needs to know."""
+
+    valid_every: int = 5
+    """Every how many-th sample is kept for validation."""
+    max_shift: int = 1
+    """Training images are shifted by up to so many pixels, in each direction."""
