@@ -17,6 +17,11 @@ _COUNT = "count: "
 # Trees that are compared stay free of __pycache__, whoever imports from them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+# No training of the suite goes to a server, whoever is logged in on this machine.
+os.environ["WANDB_MODE"] = "offline"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+
 Count = Callable[[str, int], None]
 
 

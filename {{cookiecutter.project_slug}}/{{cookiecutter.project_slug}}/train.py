@@ -87,12 +87,12 @@ def train(config: Config, world: World, run: RunDir) -> None:
     collate = getattr(data, "collate", None)
     train_loader, valid_loader = build_loaders(datasets, collate, config, plan, world)
     batches = BatchStream(train_loader, progress.epoch, progress.position)
-    if not job.is_finished():
-        batch = batches.peek()  # stays the first one; what it is tried with is thrown away
-        forward = partial(forward_loss, job, batch)
-        job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
     keep = Keep(config.keep_checkpoints, checkpoint.path if checkpoint else None)
     with Metrics(run.path, job) as metrics, run.reported(progress):
+        if not job.is_finished():
+            batch = batches.peek()  # stays the first one; what it is tried with is thrown away
+            forward = partial(forward_loss, job, batch)
+            job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
         run_steps(job, batches, valid_loader, metrics, run.checkpoints, keep)
 
 

@@ -5,11 +5,17 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+{% if cookiecutter.tracker != "none" %}
+from dataclasses import asdict
+{% endif %}
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+{% if cookiecutter.tracker != "none" %}
+from .distributed import agreed
+{% endif %}
 from .rundir import atomic_write_text
 from .state import Job, Progress
 {% if cookiecutter.tracker != "none" %}
@@ -23,8 +29,22 @@ class Metrics:
     """Rank 0's metrics.jsonl and progress bar; on other ranks it does nothing, so nobody asks."""
 
     def __init__(self, run_dir: Path, job: Job) -> None:
+        {% if cookiecutter.tracker != "none" %}
+        """Begin, or go on after the step that was resumed from. Collective.
+
+        Raises:
+            Refused: the tracker can't be had, on all ranks.
+        """
+        {% else %}
+        """Begin, or go on after the step that was resumed from."""
+        {% endif %}
         progress = job.state.progress
         self.is_main = job.world.is_main
+        {% if cookiecutter.tracker != "none" %}
+        with agreed(job.world):
+            if self.is_main:
+                self._tracker = Tracker(run_dir, progress.step, asdict(job.config))
+        {% endif %}
         self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
         if not self.is_main:
             return
@@ -33,8 +53,13 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8")
         # disable=None: no bar where standard error is no terminal, as in a log file.
         self._bar = tqdm(total=job.total_steps, initial=progress.step, unit="step", disable=None)
-        {% if cookiecutter.tracker != "none" %}
-        self._tracker = Tracker(run_dir, progress.step)
+        {% if cookiecutter.tracker in ("wandb", "mlflow") %}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            split, step = record.pop("split"), record.pop("step")
+            del record["epoch"], record["samples"]
+            values = {name: math.nan if v is None else v for name, v in record.items()}
+            self._tracker.log(split, step, values)  # leaves out what it was given before
         {% endif %}
 
     def count(self, num_samples: int) -> None:
@@ -81,13 +106,17 @@ class Metrics:
     def __enter__(self) -> "Metrics":
         return self
 
+    {% if cookiecutter.tracker != "none" %}
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    {% else %}
     def __exit__(self, *exception: object) -> None:
+    {% endif %}
         if not self.is_main:
             return
         self._file.close()
         self._bar.close()
         {% if cookiecutter.tracker != "none" %}
-        self._tracker.close()
+        self._tracker.close(error)
         {% endif %}
 
 
