@@ -135,6 +135,12 @@ def service() -> list[int]:
     return found
 
 
+def kill(victim: str) -> None:
+    """Kill wandb's process, or this one, or none."""
+    if victim:
+        os.kill(service()[0] if victim == "service" else os.getpid(), signal.SIGKILL)
+
+
 def go_on(init_method: str, run_dir: str, steps: list[int], victim: str = "") -> int:
     """Write some steps; at the third, one is killed. How many processes wandb has at the end."""
     with joined(init_method) as job:
@@ -144,8 +150,7 @@ def go_on(init_method: str, run_dir: str, steps: list[int], victim: str = "") ->
         with Metrics(Path(run_dir), job) as metrics:
             assert len(service()) == 1
             for progress.step in steps:
-                if victim and progress.step == 3:
-                    os.kill(service()[0] if victim == "service" else os.getpid(), signal.SIGKILL)
+                kill(victim if progress.step == 3 else "")
                 metrics.write("train", progress, {"loss": progress.step / 2})
         return len(service())
 
