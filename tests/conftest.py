@@ -19,6 +19,11 @@ _SLOWEST = 3
 # Trees that are compared stay free of __pycache__, whoever imports from them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+# No training of the suite goes to a server, whoever is logged in on this machine.
+os.environ["WANDB_MODE"] = "offline"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+
 Count = Callable[[str, int], None]
 Timed = Callable[[str, str, float], None]
 

@@ -292,7 +292,8 @@ def _words_of(project: Path) -> str:
 
 def test_messages_of_the_troubleshooting_page_are_said(tmp_path: Path, count: Count) -> None:
     rows: list[Answers] = [{"nodes": "multi"}, {"backend": "mpi", "amp": "fp16", "ema": True}]
-    rows += [{"backend": "gloo"}, {"example": "bytes"}]
+    rows += [{"backend": "gloo", "checkpoint": "per_rank"}, {"checkpoint": "sharded"}]
+    rows += [{"tracker": "wandb", "example": "bytes"}, {"tracker": "mlflow"}]
     said = "\n".join(
         _words_of(render(answers, tmp_path / str(number))) for number, answers in enumerate(rows)
     )

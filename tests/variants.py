@@ -27,13 +27,20 @@ VARIANTS: dict[str, Answers] = {
         "ci": "none",
     },
     "fp16_ema": {"amp": "fp16", "ema": True, "ci": "gitlab"},
-    "multi": {"nodes": "multi", "accumulation": False, "checkpoint": "per_rank", "ema": True},
+    "multi": {
+        "nodes": "multi",
+        "accumulation": False,
+        "checkpoint": "per_rank",
+        "ema": True,
+        "tracker": "wandb",
+    },
     "gloo_fp16": {
         "backend": "gloo",
         "nodes": "multi",
         "amp": "fp16",
         "accumulation": False,
         "checkpoint": "sharded",
+        "tracker": "mlflow",
         "ci": "gitlab",
     },
     "mpi": {

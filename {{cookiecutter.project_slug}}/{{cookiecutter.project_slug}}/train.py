@@ -87,15 +87,15 @@ def train(config: Config, world: World, run: RunDir) -> None:
     collate = getattr(data, "collate", None)
     train_loader, valid_loader = build_loaders(datasets, collate, config, plan, world)
     batches = BatchStream(train_loader, progress.epoch, progress.position)
-    if not job.is_finished():
-        batch = batches.peek()  # stays the first one; what it is tried with is thrown away
-        forward = partial(forward_loss, job, batch)
-        job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
     {% if cookiecutter.example == "bytes" %}
     with Metrics(run.path, job, task) as metrics, run.reported(progress):
     {% else %}
     with Metrics(run.path, job) as metrics, run.reported(progress):
     {% endif %}
+        if not job.is_finished():
+            batch = batches.peek()  # stays the first one; what it is tried with is thrown away
+            forward = partial(forward_loss, job, batch)
+            job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
         run_steps(job, batches, valid_loader, metrics, checkpointer)
         checkpointer.finish()
 

@@ -5,11 +5,17 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+{% if cookiecutter.tracker != "none" %}
+from dataclasses import asdict
+{% endif %}
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+{% if cookiecutter.tracker != "none" %}
+from .distributed import agreed
+{% endif %}
 {% if cookiecutter.example == "bytes" %}
 from .flops import Flops
 {% endif %}
@@ -30,8 +36,22 @@ class Metrics:
     {% else %}
     def __init__(self, run_dir: Path, job: Job) -> None:
     {% endif %}
+        {% if cookiecutter.tracker != "none" %}
+        """Begin, or go on after the step that was resumed from. Collective.
+
+        Raises:
+            Refused: the tracker can't be had, on all ranks.
+        """
+        {% else %}
+        """Begin, or go on after the step that was resumed from."""
+        {% endif %}
         progress = job.state.progress
         self.is_main = job.world.is_main
+        {% if cookiecutter.tracker != "none" %}
+        with agreed(job.world):
+            if self.is_main:
+                self._tracker = Tracker(run_dir, progress.step, asdict(job.config))
+        {% endif %}
         self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
         if not self.is_main:
             return
@@ -43,8 +63,13 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8")
         # disable=None: no bar where standard error is no terminal, as in a log file.
         self._bar = tqdm(total=job.total_steps, initial=progress.step, unit="step", disable=None)
-        {% if cookiecutter.tracker != "none" %}
-        self._tracker = Tracker(run_dir, progress.step)
+        {% if cookiecutter.tracker in ("wandb", "mlflow") %}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            split, step = record.pop("split"), record.pop("step")
+            del record["epoch"], record["samples"]
+            values = {name: math.nan if v is None else v for name, v in record.items()}
+            self._tracker.log(split, step, values)  # leaves out what it was given before
         {% endif %}
 
     def count(self, num_samples: int) -> None:
@@ -97,13 +122,17 @@ class Metrics:
     def __enter__(self) -> "Metrics":
         return self
 
+    {% if cookiecutter.tracker != "none" %}
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    {% else %}
     def __exit__(self, *exception: object) -> None:
+    {% endif %}
         if not self.is_main:
             return
         self._file.close()
         self._bar.close()
         {% if cookiecutter.tracker != "none" %}
-        self._tracker.close()
+        self._tracker.close(error)
         {% endif %}
 
 
