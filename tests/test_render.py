@@ -125,8 +125,13 @@ WORDS: list[tuple[str, set[Answer], str]] = [
     ("nodes", {"multi"}, r"rdzv|(?i:nnodes)|HOSTFILE|several machines"),
     ("cluster", {"slurm"}, r"(?i:slurm|sbatch)"),
     ("cluster", {"kubernetes"}, r"(?i:kubernetes|kubectl)"),
-    ("amp", {"bf16"}, r"bf16|bfloat16"),
-    ("amp", {"fp16"}, r"fp16|(?<!b)float16|(?i:scaler)|unscale"),
+    # Every project can send gradients in 16 bits: `ddp.comm_hook`, whose values are quoted.
+    ("amp", {"bf16"}, r"""bfloat16|test_bf16|(?<!["'_=])bf16(?!_compress)"""),
+    (
+        "amp",
+        {"fp16"},
+        r"""test_fp16|(?<!["'_=])fp16(?!_compress)|(?<!b)float16|(?i:scaler)|unscale""",
+    ),
     ("amp", {"bf16", "fp16"}, r"autocast|\bamp\b|(?i:mixed precision)"),
     ("accumulation", {True}, r"(?i:accum)|micro_batch_size|no_sync"),
     ("checkpoint", {"per_rank"}, r"\bper_rank\b"),

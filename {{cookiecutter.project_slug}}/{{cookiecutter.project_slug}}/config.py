@@ -231,7 +231,7 @@ def check(config: Config, launch: Launch) -> None:
     if config.backend == "mpi" and config.ddp.comm_hook in ("bf16", "fp16"):
         raise Refused(
             "ddp.comm_hook: expected none or powersgd where backend is mpi, got "
-            f"{config.ddp.comm_hook} (MPI can't add floats of 16 bits)"
+            f"{config.ddp.comm_hook!r} (MPI can't add floats of 16 bits)"
         )
     {% endif %}
     samples_per_forward(config, launch.world_size)

@@ -32,8 +32,8 @@ def compiled(module: nn.Module, config: Config, world: World) -> nn.Module:
 
     It shares its parameters and buffers with the module, which stays as it is: evaluation and
     checkpoints use that. To be wrapped by DDP afterwards: torch then cuts the graph at the
-    buckets, so that they are reduced while the backward runs, and `no_sync` is no part of what is
-    compiled. (Around DDP, a model whose class is torch's own would not be compiled at all.)
+    buckets, so that they are reduced while the backward runs, and nothing of DDP is compiled.
+    (Around DDP, a model whose class is torch's own would not be compiled at all.)
 
     Raises:
         Refused: a rank can't compile for its device.

@@ -96,7 +96,7 @@ def test_stopped_and_resumed_is_bit_exact(run_dir: str, cache: str) -> None:
     {% if cookiecutter.accumulation %}
     before = ["part", "part"]  # the micro-batch that is not reduced
     {% else %}
-    before = []
+    before: list[str] = []
     {% endif %}
     reduced = ["part", "reduction", "part", "reduction"]
     assert straight[0].notes[0][: len(before) + 4] == before + reduced

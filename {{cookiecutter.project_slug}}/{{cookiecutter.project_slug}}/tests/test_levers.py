@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from .. import train
 from ..config import Config, OptimConfig
-from ..engine import optim
+from ..engine import gradient
 from ..engine.launch import Refused
 from ..engine.loader import to_device
 from ..engine.optim import build_optimizer
@@ -93,10 +93,10 @@ def test_gradient_that_was_sent_by_a_hook_is_near(run_dir: str, hook: Any, bits:
         before, after = rank.notes.weights
         gradients.append({name: before[name] - after[name] for name in before})
     exact, sent = gradients
-    for name, gradient in exact.items():
+    for name, expected in exact.items():
         # Each rank's part is rounded, and their sum: parts are seldom larger than twice the sum.
-        bound = 4 * 2.0**-bits * gradient.abs().max()
-        assert (sent[name] - gradient).abs().max() <= bound, name
+        bound = 4 * 2.0**-bits * expected.abs().max()
+        assert (sent[name] - expected).abs().max() <= bound, name
     is_rounded = any(not torch.equal(sent[name], exact[name]) for name in exact)
     assert is_rounded == (hook != "powersgd")  # its first step is that of no hook
 
@@ -137,14 +137,14 @@ def note_gradients() -> list[tuple[int, ...]]:
     """Prepare a training; in each step, the memory that the gradients lie in."""
     TOY.use()
     steps: list[tuple[int, ...]] = []
-    to_mean = train.gradient.to_mean
+    to_mean = gradient.to_mean
 
     def noted(module: nn.Module, factor: Any) -> None:
-        gradients = [parameter.grad for parameter in module.parameters()]
-        steps.append(tuple(g.untyped_storage().data_ptr() for g in gradients if g is not None))
+        found = [parameter.grad for parameter in module.parameters()]
+        steps.append(tuple(g.untyped_storage().data_ptr() for g in found if g is not None))
         to_mean(module, factor)
 
-    put(train.gradient, to_mean=noted)
+    put(gradient, to_mean=noted)
     return steps
 
 
@@ -227,7 +227,8 @@ class ImageNet(nn.Module):
 def use_images() -> list[set[tuple[bool, bool]]]:
     """Prepare a training on images; the layouts of the model and of its copies."""
     TOY.use()
-    build_datasets = train.data.build_datasets
+    program: Any = train
+    build_datasets = program.data.build_datasets
     layouts: list[set[tuple[bool, bool]]] = []
 
     def build_model(_: Any) -> nn.Module:
@@ -244,7 +245,7 @@ def use_images() -> list[set[tuple[bool, bool]]]:
         return datasets
 
     put(train, build_model=build_model)
-    put(train.data, build_datasets=build_images)
+    put(program.data, build_datasets=build_images)
     return layouts
 
 
@@ -340,7 +341,7 @@ def test_fused_where_the_device_has_it(
             told.append(fused)
             super().__init__([nn.Parameter(torch.zeros(1))], lr)
 
-    monkeypatch.setattr(optim.torch.optim, "AdamW", Noted)
+    monkeypatch.setattr(torch.optim, "AdamW", Noted)
     build_optimizer(module, OptimConfig(fused=fused))
     assert told == [expected]
 
