@@ -9,16 +9,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..config import OptimConfig
-from .launch import Refused
 
 
 def build_optimizer(module: nn.Module, settings: OptimConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization), in two groups.
 
     Matrices and kernels decay; vectors (biases, the scales of norms) do not.
-
-    Raises:
-        Refused: a fused step is asked for, and there is none for these parameters.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -28,10 +24,7 @@ def build_optimizer(module: nn.Module, settings: OptimConfig) -> torch.optim.Ada
     groups = [group for group in groups if group["params"]]
     devices = {parameter.device.type for parameter in trained}
     fused = devices == {"cuda"} if settings.fused is None else settings.fused
-    try:
-        optimizer = torch.optim.AdamW(groups, lr=settings.lr, fused=fused)
-    except RuntimeError as error:  # it knows which devices and types have one
-        raise Refused(f"optim.fused: expected false, got true: {error}") from None
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, fused=fused)
     # A checkpoint holds how the step was taken, and its moments lie as they did.
     optimizer.register_load_state_dict_pre_hook(partial(_keep_fused, fused))
     optimizer.register_load_state_dict_post_hook(_lay_out)
