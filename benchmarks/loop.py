@@ -79,7 +79,7 @@ def our_steps(world: Any, dataset: Any, module: Any, batch_size: int) -> Iterato
     batches = loader.BatchStream(train_loader, 0, 0)
     batch = batches.peek()
     forward = partial(train.forward_loss, job, batch)
-    job = replace(job, model=train.ddp.wrap(module, world, config.ddp, forward))
+    job = replace(job, model=train.ddp.wrap(module, world, config, forward))
     while True:
         train.train_step(job, plan.window(state.progress.position), batches, is_logged=False)
         yield

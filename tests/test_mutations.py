@@ -370,6 +370,49 @@ MUTATIONS = [
         *("engine/strategy.py", "        require_same_weights(job)\n", ""),
         checkpoint="per_rank",
     ),
+    # Levers.
+    mutation(
+        "a hook is registered before the throwaway pass",
+        "test_levers.py::test_bytes_that_a_step_sends[powersgd-432]",
+        *("engine/ddp.py", "    _settle_buckets(model, loss_of)\n", ""),
+        *("engine/ddp.py", "    return model\n\n\ndef _check_gradients("),
+        "    _settle_buckets(model, loss_of)\n    return model\n\n\ndef _check_gradients(",
+    ),
+    mutation(
+        "PowerSGD remembers a gradient that was not finite",
+        "test_levers.py::test_powersgd_forgets_a_gradient_that_was_not_finite",
+        *("engine/report.py", "        comm_hook.forget(job.model)\n", "        pass\n"),
+    ),
+    mutation(
+        "moments keep the layout of the checkpoint",
+        "test_levers.py::test_fused_step_is_the_same_step",
+        *(
+            "engine/optim.py",
+            "    optimizer.register_load_state_dict_post_hook(_lay_out)\n",
+            "",
+        ),
+    ),
+    mutation(
+        "the checkpoint decides whether the step is fused",
+        "test_levers.py::test_fused_step_is_the_same_step",
+        *("engine/optim.py", '{**group, "fused": fused}', "{**group}"),
+    ),
+    mutation(
+        "the averaged model sees images in another layout",
+        "test_levers.py::test_channels_last_changes_the_layout_and_nothing_else",
+        *("train.py", "moved = to_device(batch, device, job.dtype, job.memory_format)"),
+        "moved = to_device(batch, device, job.dtype)",
+    ),
+    mutation(
+        "too many shapes are trained uncompiled",
+        "test_compile.py::test_nothing_goes_on_uncompiled_in_silence",
+        *("engine/levers.py", "    settings.fail_on_recompile_limit_hit = True\n", ""),
+    ),
+    mutation(
+        "the compiler is not tried before training",
+        "test_compile.py::test_a_rank_without_a_compiler_is_refused_in_one_line",
+        *("engine/levers.py", "        _check_compiler(world.device)\n", "        pass\n"),
+    ),
 ]
 
 

@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import ddp, distributed, gradient, keyed, optim, report
+from .engine import ddp, distributed, gradient, keyed, levers, optim, report
 from .engine.cli import refuse
 from .engine.distributed import World
 from .engine.launch import Refused, launch_from_environment, run_to_exit
@@ -95,7 +95,7 @@ def train(config: Config, world: World, run: RunDir) -> None:
         if not job.is_finished():
             batch = batches.peek()  # stays the first one; what it is tried with is thrown away
             forward = partial(forward_loss, job, batch)
-            job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
+            job = replace(job, model=ddp.wrap(state.module, world, config, forward))
         run_steps(job, batches, valid_loader, metrics, checkpointer)
         checkpointer.finish()
 
@@ -103,7 +103,7 @@ def train(config: Config, world: World, run: RunDir) -> None:
 def build_state(config: Config, world: World) -> TrainState:
     """The model with fresh weights, equal on all ranks, and what trains it."""
     keyed.seed_init(config.seed, world.device)
-    module = build_model(config.model).to(world.device, getattr(torch, config.dtype))
+    module = levers.place(build_model(config.model), config, world.device)
     return TrainState(
         module=module,
         optimizer=optim.build_optimizer(module, config.optim),
@@ -225,7 +225,7 @@ def forward_backward(
 def forward_loss(job: Job, batch: Batch, model: nn.Module, micro: int = 0) -> Tensor:
     """The loss of a micro-batch, summed; what it draws follows from its place in the run."""
     device = job.world.device
-    batch = to_device(batch, device, job.dtype)
+    batch = to_device(batch, device, job.dtype, job.memory_format)
     step = job.state.progress.step
     keyed.seed_forward(job.config.seed, step, micro, job.world.rank, device)
     {% if cookiecutter.amp == "bf16" %}
@@ -266,7 +266,7 @@ def evaluate(job: Job, module: nn.Module, loader: Iterable[Batch]) -> dict[str, 
     with ddp.rank0_buffers(module, job.world):
         for number, batch in enumerate(loader):
             num_targets += task.num_targets(batch)
-            moved = to_device(batch, device, job.dtype)
+            moved = to_device(batch, device, job.dtype, job.memory_format)
             keyed.seed_evaluation(job.config.seed, number, job.world.rank, device)
             {% if cookiecutter.amp == "bf16" %}
             with torch.autocast(device.type, dtype=torch.bfloat16):

@@ -97,6 +97,16 @@ def choose_backend(config: Config) -> str:
     {% endif %}
 
 
+def set_matmul_precision(config: Config) -> None:
+    """Let float32 matrix products and convolutions round their factors to TensorFloat-32, or not.
+
+    With torch's older names: asked about a mixture of the two generations of names, it fails, and
+    its own compiler asks for the older one.
+    """
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.tf32  # torch's default: on, other than for products
+
+
 @contextmanager
 def process_group(launch: Launch, config: Config, init_method: str = "env://") -> Iterator[World]:
     """Join the others, and leave at the end. Collective. A single process joins nobody.
@@ -112,6 +122,7 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
         check_own_device(launch)
     {% endif %}
     world = World(**vars(launch), device=device)
+    set_matmul_precision(config)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
     if launch.world_size == 1:

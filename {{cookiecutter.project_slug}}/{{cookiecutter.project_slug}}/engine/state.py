@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from ..config import Config
 from .distributed import World
 from .launch import Refused
+from .levers import memory_format
 from .sampler import Plan
 
 logger = logging.getLogger(__name__)
@@ -195,6 +196,11 @@ class Job:
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return torch.float64 if self.config.dtype == "float64" else torch.float32
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How tensors with four dimensions lie in memory."""
+        return memory_format(self.config)
 
     @property
     def total_steps(self) -> int:
