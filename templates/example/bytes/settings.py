@@ -15,9 +15,9 @@ class ModelConfig:
     """Transformer blocks."""
     heads: int = 2
     """Attention heads of each block."""
-    width: int = 64
+    width: int = 32
     """Features of each position; a multiple of 2 x `heads`."""
-    dropout: float = 0.1
+    dropout: float = 0.0
     """Share of the features that are zeroed in training, in [0, 1)."""
 
     def __post_init__(self) -> None:
@@ -40,9 +40,9 @@ class DataConfig:
 
     valid_one_in: int = 10
     """One in so many files is kept for validation, by a hash of its name."""
-    train_bytes: int | None = None
+    train_bytes: int | None = 1_000_000
     """Train on the first so many bytes of the training files; none: on all."""
-    valid_bytes: int | None = None
+    valid_bytes: int | None = 50_000
     """Validate on the first so many bytes of the validation files; none: on all."""
 
     def __post_init__(self) -> None:

@@ -128,6 +128,13 @@ def test_static_graph_on_three_ranks_is_bit_exact(run_dir: str) -> None:
 
 def test_your_own_task_is_bit_exact(run_dir: str) -> None:
     config = set_config(Config(), device="cpu", data__num_workers=0, run_dir=run_dir)
+    {% if cookiecutter.example == "bytes" %}
+    # Samples are long.
+    config = set_config(config, global_batch_size=8, data__valid_bytes=5000)
+    {% if cookiecutter.accumulation %}
+    config = set_config(config, micro_batch_size=2)
+    {% endif %}
+    {% endif %}
     straight_config = set_config(config, max_steps=4, run_dir=run_dir + "-straight")
     straight = values(run_training, 2, straight_config)
     values(run_training, 2, set_config(config, max_steps=2))
