@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from .. import train
-from ..config import Config
+from ..config import Config, check
+from ..engine.launch import Launch, Refused
 from ..engine.rundir import PACKAGE
 from .harness import outcomes, values
 from .scenario import run_training, set_config
@@ -127,11 +128,22 @@ def use_few_shapes() -> Notes:
 def test_nothing_goes_on_uncompiled_in_silence(run_dir: str) -> None:
     [rank] = outcomes(run_training, 1, set_config(CONFIG, run_dir=run_dir), use_few_shapes)
     assert rank.exit_code == 1
-    assert "recompile_limit reached" in rank.output
+    assert "fail_on_recompile_limit_hit" in rank.output
     [rank] = outcomes(
         run_training, 1, set_config(CONFIG, run_dir=run_dir, compile="dynamic"), use_few_shapes
     )
     assert rank.exit_code == 0
+
+
+def test_small_buckets_are_refused() -> None:
+    for size in (None, 1.0):
+        check(set_config(Config(), compile="static", ddp__bucket_cap_mb=size), Launch())
+    with pytest.raises(Refused) as refused:
+        check(set_config(Config(), compile="static", ddp__bucket_cap_mb=0.5), Launch())
+    assert str(refused.value) == (
+        "ddp.bucket_cap_mb: expected at least 1 where compile is static, got 0.5 "
+        "(the first part of the graph has a bucket of 1 MiB)"
+    )
 
 
 def test_a_rank_without_a_compiler_is_refused_in_one_line(
