@@ -373,14 +373,14 @@ MUTATIONS = [
     # Levers.
     mutation(
         "a hook is registered before the throwaway pass",
-        "test_levers.py::test_bytes_that_a_step_sends[powersgd-432]",
+        "test_comm_hook.py::test_bytes_that_a_step_sends[powersgd-432]",
         *("engine/ddp.py", "    _settle_buckets(model, loss_of)\n", ""),
         *("engine/ddp.py", "    return model\n\n\ndef _check_gradients("),
         "    _settle_buckets(model, loss_of)\n    return model\n\n\ndef _check_gradients(",
     ),
     mutation(
         "PowerSGD remembers a gradient that was not finite",
-        "test_levers.py::test_powersgd_forgets_a_gradient_that_was_not_finite",
+        "test_comm_hook.py::test_powersgd_forgets_a_gradient_that_was_not_finite",
         *("engine/report.py", "        comm_hook.forget(job.model)\n", "        pass\n"),
     ),
     mutation(

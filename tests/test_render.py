@@ -101,6 +101,7 @@ FILES: dict[str, Predicate] = {
     "P/tests/test_checkpoint.py": _always,
     "P/tests/test_collectives.py": _always,
     "P/tests/test_command_line.py": _always,
+    "P/tests/test_comm_hook.py": _always,
     "P/tests/test_compile.py": _always,
     "P/tests/test_config.py": _always,
     "P/tests/test_distributed.py": _always,

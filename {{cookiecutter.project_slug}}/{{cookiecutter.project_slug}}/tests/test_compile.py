@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from .. import train
-from ..config import Config
+from ..config import Config, check
+from ..engine.launch import Launch, Refused
 from ..engine.rundir import PACKAGE
 from .harness import outcomes, values
 from .scenario import run_training, set_config
@@ -37,11 +38,11 @@ CONFIG = set_config(
     data__num_workers=0,
     global_batch_size=24,
     {% if cookiecutter.accumulation %}
-    micro_batch_size=6,
+    micro_batch_size=4,
     {% endif %}
 )
-# Three steps an epoch; the last has 4 samples, so batches have two shapes.
-NUM_SAMPLES, STOP = 52, 2
+# Three steps an epoch; the last has 6 samples, so batches have two shapes.
+NUM_SAMPLES, STOP = 54, 2
 BUCKET = 200  # bytes: the gradients of a layer are more, so each has a bucket of its own
 
 
@@ -94,7 +95,7 @@ def test_stopped_and_resumed_is_bit_exact(run_dir: str, cache: str) -> None:
     assert [rank.digest for rank in resumed] == [rank.digest for rank in straight]
     # The compiled backward is cut at the buckets: the first one leaves before the last part runs.
     {% if cookiecutter.accumulation %}
-    before = ["part", "part"]  # the micro-batch that is not reduced
+    before = ["part"] * 4  # the two micro-batches that are not reduced
     {% else %}
     before: list[str] = []
     {% endif %}
@@ -127,11 +128,22 @@ def use_few_shapes() -> Notes:
 def test_nothing_goes_on_uncompiled_in_silence(run_dir: str) -> None:
     [rank] = outcomes(run_training, 1, set_config(CONFIG, run_dir=run_dir), use_few_shapes)
     assert rank.exit_code == 1
-    assert "recompile_limit reached" in rank.output
+    assert "fail_on_recompile_limit_hit" in rank.output
     [rank] = outcomes(
         run_training, 1, set_config(CONFIG, run_dir=run_dir, compile="dynamic"), use_few_shapes
     )
     assert rank.exit_code == 0
+
+
+def test_small_buckets_are_refused() -> None:
+    for size in (None, 1.0):
+        check(set_config(Config(), compile="static", ddp__bucket_cap_mb=size), Launch())
+    with pytest.raises(Refused) as refused:
+        check(set_config(Config(), compile="static", ddp__bucket_cap_mb=0.5), Launch())
+    assert str(refused.value) == (
+        "ddp.bucket_cap_mb: expected at least 1 where compile is static, got 0.5 "
+        "(the first part of the graph has a bucket of 1 MiB)"
+    )
 
 
 def test_a_rank_without_a_compiler_is_refused_in_one_line(

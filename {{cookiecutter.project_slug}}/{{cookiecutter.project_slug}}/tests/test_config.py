@@ -83,18 +83,6 @@ BAD_OPTIONS = [
     ),
     ("--ddp.powersgd_rank 0", "ddp.powersgd_rank: expected at least 1, got 0"),
     (
-        "--compile static --ddp.bucket_cap_mb 0.5",
-        "ddp.bucket_cap_mb: expected at least 1 where compile is static, got 0.5 "
-        "(the first part of the graph has a bucket of 1 MiB)",
-    ),
-    {% if cookiecutter.backend == "mpi" %}
-    (
-        "--ddp.comm_hook=bf16",
-        "ddp.comm_hook: expected none or powersgd where backend is mpi, got 'bf16' "
-        "(MPI can't add floats of 16 bits)",
-    ),
-    {% endif %}
-    (
         "--device cuda:1",
         "device: expected a type without a number, such as cpu "
         "(each rank takes the device of its own number), got 'cuda:1'",
