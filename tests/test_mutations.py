@@ -213,8 +213,8 @@ MUTATIONS = [
         f"{RESUME}[2 ranks, between epochs]",
         *(
             "engine/state.py",
-            'self._load_optimizer(parts.get("optimizer", {}), numbers)  # some optimizers keep none',
-            "pass",
+            "            self._load_optimizer(parts",
+            "            _ = (parts",
         ),
     ),
     mutation(
@@ -353,7 +353,8 @@ MUTATIONS = [
         "a disk drops its old checkpoint before all have the new one",
         "test_saving.py::test_crash_between_two_disks_goes_back_to_what_both_hold[0-publish]",
         *("engine/strategy.py", "                    publish(temporary)\n"),
-        "                    publish(temporary)\n                    retain(self.root, self._keep)\n",
+        "                    publish(temporary)\n"
+        "                    retain(self.root, self._keep)\n",
         checkpoint="per_rank",
     ),
     mutation(

@@ -35,16 +35,16 @@ STOP = 30
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {},
     "bytes": {
-        "data__train_bytes": 315 * 512 + 1,
+        "data__train_bytes": 157 * 512 + 1,
         "data__valid_bytes": 20 * 512 + 1,
         "model__layers": 1,
         "model__dropout": 0.1,
-        "global_batch_size": 16,
+        "global_batch_size": 8,
     },
 }
 
 # Several micro-batches for each step of two ranks, and in the last of an epoch fewer.
-MICRO = {"digits": 8, "bytes": 4}
+MICRO = {"digits": 8, "bytes": 2}
 
 # How far the loss must have fallen then, as a share of the first.
 FALLS_TO = {"digits": 0.7, "bytes": 0.9}
@@ -170,7 +170,7 @@ def serve() -> None:
 def value_of(word: str) -> Any:
     """Give the number that a word means, or the word."""
     with contextlib.suppress(ValueError):
-        return int(word)
+        return json.loads(word)
     return word
 
 
