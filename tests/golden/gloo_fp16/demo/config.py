@@ -1,16 +1,15 @@
 """Shared: every setting of a training run, with its unit and its default. Imports no torch."""
 
-import math
-import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from .engine.cli import guess_launch, guess_run_dir, parse_settings, refuse
 from .engine.launch import Launch, Refused, launch_from_environment
 from .engine.rundir import RunDir
+from .rules import check_values
 from .settings import DataConfig, ModelConfig
 
 
@@ -46,6 +45,8 @@ class OptimConfig:
     """Global batch for which `lr` was found; only `scale_lr` reads it."""
     grad_clip: float | None = 1.0
     """Largest norm of the gradient; none: no clipping."""
+    fused: bool | None = None
+    """Step in one kernel; none given: where the device is CUDA."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class DDPConfig:
     """Search the graph for parameters without gradient in every forward (slower)."""
     gradient_as_bucket_view: bool = True
     """Let gradients live in the buckets: one copy of them less in memory."""
+    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    """Send gradients as 16-bit floats, or as thin matrices (`powersgd`): less exact."""
+    powersgd_rank: int = 1
+    """Columns of the matrices that `powersgd` sends; more are more exact."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,12 @@ class Config:
     """`cuda`, `cpu`, or another type that torch.accelerator knows."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of the weights."""
+    compile: Literal["none", "static", "dynamic"] = "none"
+    """torch.compile in training: for each shape of a batch (`static`), or once for all shapes."""
+    channels_last: bool = False
+    """Keep tensors with four dimensions in the order NHWC, which kernels for images may like."""
+    tf32: bool = False
+    """Round the factors of float32 products to 10 bits of mantissa, on CUDA."""
     epochs: int = 30
     """Passes over the training set; the learning rate's schedule spans them."""
     max_steps: int | None = None
@@ -147,61 +158,13 @@ def _multiples_near(number: int, step: int) -> str:
     return f"{below} or {below + step}" if below else f"{step}"
 
 
-# What a setting must be, for which, and a test of it. None was let through by its type.
-_RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
-    (
-        "at least 1",
-        (
-            "epochs",
-            "max_steps",
-            "global_batch_size",
-            "log_every",
-            "eval_every",
-            "save_every",
-            "keep_checkpoints",
-            "optim.base_batch_size",
-            "data.prefetch_factor",
-        ),
-        lambda value: value >= 1,
-    ),
-    (
-        "more than 0",
-        ("timeout_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
-        lambda value: value > 0 and math.isfinite(value),
-    ),
-    (
-        "0 or more",
-        ("optim.weight_decay", "optim.warmup_steps", "data.num_workers"),
-        lambda value: value >= 0 and math.isfinite(value),
-    ),
-    ("between 0 and 1", ("optim.min_lr_ratio",), lambda value: 0 <= value <= 1),
-    ("the name of a directory", ("run_dir",), lambda value: bool(value.strip())),
-    (
-        "a type without a number, such as cpu (each rank takes the device of its own number)",
-        ("device",),
-        lambda value: value.isidentifier(),
-    ),
-    (
-        f"one of {', '.join(multiprocessing.get_all_start_methods())} on this platform",
-        ("data.multiprocessing_context",),
-        lambda value: value in multiprocessing.get_all_start_methods(),
-    ),
-)
-
-
 def check(config: Config, launch: Launch) -> None:
     """Refuse what can't work, as far as the settings and the number of ranks can tell.
 
     Raises:
         Refused: the first mistake, in one line: the key, what was expected, what was got.
     """
-    for expected, keys, is_right in _RULES:
-        for key in keys:
-            value: Any = config
-            for name in key.split("."):
-                value = getattr(value, name)
-            if value is not None and not is_right(value):
-                raise Refused(f"{key}: expected {expected}, got {value!r}")
+    check_values(config)
     # Rank 0 alone reads a checkpoint: the others need not see its disk.
     is_path = config.resume not in ("auto", "never")
     if is_path and launch.rank == 0 and not Path(config.resume).is_dir():
@@ -212,5 +175,11 @@ def check(config: Config, launch: Launch) -> None:
         raise Refused(
             "ddp.static_graph: expected false where ddp.find_unused_parameters is true, got true "
             "(a static graph finds unused parameters by itself, once)"
+        )
+    size = config.ddp.bucket_cap_mb
+    if config.compile != "none" and size is not None and size < 1:
+        raise Refused(
+            f"ddp.bucket_cap_mb: expected at least 1 where compile is {config.compile}, got "
+            f"{size:g} (the first part of the graph has a bucket of 1 MiB)"
         )
     samples_per_forward(config, launch.world_size)

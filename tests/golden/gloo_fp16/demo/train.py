@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import ddp, distributed, gradient, keyed, optim, report, strategy
-from .engine.checkpoint import Keep
+from .engine import ddp, distributed, gradient, keyed, levers, optim, report
 from .engine.cli import refuse
 from .engine.distributed import World
 from .engine.launch import Refused, launch_from_environment, run_to_exit
@@ -32,6 +30,7 @@ from .engine.metrics import Metrics
 from .engine.rundir import RunDir
 from .engine.sampler import Plan
 from .engine.state import Job, TrainState
+from .engine.strategy import Checkpointer
 from .model import build_model
 
 logger = logging.getLogger(f"{__package__}.train")  # run as a module, __name__ is __main__
@@ -67,7 +66,8 @@ def train(config: Config, world: World, run: RunDir) -> None:
         run.open()
         run.start_logging()
 
-    checkpoint = strategy.restore(run.checkpoints, config.resume, state, world)
+    checkpointer = Checkpointer(run.checkpoints, world, config.keep_checkpoints)
+    checkpoint = checkpointer.restore(config.resume, state)
     report.say_start(checkpoint, plan, config, world)
     progress = state.progress
     job = Job(config, world, plan, state, model=state.module)
@@ -82,19 +82,19 @@ def train(config: Config, world: World, run: RunDir) -> None:
     collate = getattr(data, "collate", None)
     train_loader, valid_loader = build_loaders(datasets, collate, config, plan, world)
     batches = BatchStream(train_loader, progress.epoch, progress.position)
-    if not job.is_finished():
-        batch = batches.peek()  # stays the first one; what it is tried with is thrown away
-        forward = partial(forward_loss, job, batch)
-        job = replace(job, model=ddp.wrap(state.module, world, config.ddp, forward))
-    keep = Keep(config.keep_checkpoints, checkpoint.path if checkpoint else None)
     with Metrics(run.path, job) as metrics, run.reported(progress):
-        run_steps(job, batches, valid_loader, metrics, run.checkpoints, keep)
+        if not job.is_finished():
+            batch = batches.peek()  # stays the first one; what it is tried with is thrown away
+            forward = partial(forward_loss, job, batch)
+            job = replace(job, model=ddp.wrap(state.module, world, config, forward))
+        run_steps(job, batches, valid_loader, metrics, checkpointer)
+        checkpointer.finish()
 
 
 def build_state(config: Config, world: World) -> TrainState:
     """The model with fresh weights, equal on all ranks, and what trains it."""
     keyed.seed_init(config.seed, world.device)
-    module = build_model(config.model).to(world.device, getattr(torch, config.dtype))
+    module = levers.place(build_model(config.model), config, world.device)
     return TrainState(
         module=module,
         optimizer=optim.build_optimizer(module, config.optim),
@@ -107,8 +107,7 @@ def run_steps(
     batches: BatchStream,
     valid_loader: Iterable[Batch],
     metrics: Metrics,
-    checkpoints: Path,
-    keep: Keep,
+    checkpointer: Checkpointer,
 ) -> None:
     """Step after step to the end; logging, evaluation and saving where they are due."""
     config, progress = job.config, job.state.progress
@@ -127,7 +126,7 @@ def run_steps(
         if job.is_due(config.eval_every):
             valid_loss = evaluate_all(job, valid_loader, metrics)
         if job.is_due(config.save_every):
-            strategy.save(checkpoints, job, valid_loss, keep)
+            checkpointer.save(job, valid_loss)
 
 
 def train_step(
@@ -190,7 +189,7 @@ def forward_backward(
 def forward_loss(job: Job, batch: Batch, model: nn.Module, micro: int = 0) -> Tensor:
     """The loss of a micro-batch, summed; what it draws follows from its place in the run."""
     device = job.world.device
-    batch = to_device(batch, device, job.dtype)
+    batch = to_device(batch, device, job.dtype, job.memory_format)
     step = job.state.progress.step
     keyed.seed_forward(job.config.seed, step, micro, job.world.rank, device)
     with torch.autocast(device.type, dtype=torch.float16):
@@ -221,7 +220,7 @@ def evaluate(job: Job, module: nn.Module, loader: Iterable[Batch]) -> dict[str, 
     with ddp.rank0_buffers(module, job.world):
         for number, batch in enumerate(loader):
             num_targets += task.num_targets(batch)
-            moved = to_device(batch, device, job.dtype)
+            moved = to_device(batch, device, job.dtype, job.memory_format)
             keyed.seed_evaluation(job.config.seed, number, job.world.rank, device)
             with torch.autocast(device.type, dtype=torch.float16):
                 values = task.metric_sums(module, moved)

@@ -4,49 +4,74 @@ Augmentation draws from `random`, `numpy.random` or torch as anyone would: all t
 from (seed, epoch, index) before each sample is loaded, in workers and without them.
 """
 
+import hashlib
+import os
 import random
+import sysconfig
+from pathlib import Path
 
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .settings import DataConfig
+from .settings import BLOCK_SIZE, DataConfig
+
+# Installed packages differ between machines, and so does whether Python came with its tests.
+LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
 
-class Digits(Dataset[tuple[Tensor, Tensor]]):
-    """Handwritten digits of scikit-learn (UCI Optical Recognition): 8x8 images, ten classes."""
+class Blocks(Dataset[tuple[Tensor, Tensor]]):
+    """A text cut into blocks: the bytes of each, and the byte that follows each of them.
 
-    def __init__(self, images: Tensor, labels: Tensor, max_shift: int) -> None:
-        self.images = images  # (N, 1, 8, 8), values 0 to 1
-        self.labels = labels  # (N,)
-        self.max_shift = max_shift
+    With `is_shifted` a block starts up to its own length later, elsewhere in every epoch: else the
+    model would meet each byte only at one position, after one and the same context.
+    """
+
+    def __init__(self, text: bytes, *, is_shifted: bool) -> None:
+        self.text = torch.from_numpy(np.frombuffer(text, np.uint8).copy())  # (N,)
+        self.is_shifted = is_shifted
 
     def __len__(self) -> int:
-        return len(self.images)
+        return max(0, len(self.text) - 1) // BLOCK_SIZE
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = self.images[index]
-        if self.max_shift:
-            image = shift(image, self.max_shift)
-        return image, self.labels[index]
+        start = index * BLOCK_SIZE
+        if self.is_shifted:
+            last = len(self.text) - BLOCK_SIZE - 1
+            start = min(start + random.randrange(BLOCK_SIZE), last)
+        block = self.text[start : start + BLOCK_SIZE + 1].long()
+        return block[:-1], block[1:]
 
 
-def shift(image: Tensor, most: int) -> Tensor:
-    """Move an image (C, H, W) by up to `most` pixels in each direction; zeros come in."""
-    height, width = image.shape[-2:]
-    padded = torch.nn.functional.pad(image, (most, most, most, most))
-    top, left = random.randint(0, 2 * most), random.randint(0, 2 * most)
-    return padded[..., top : top + height, left : left + width]
+def source_files(root: Path) -> list[Path]:
+    """The sources of Python's own library below `root`, in one order on every machine."""
+    found = []
+    for directory, subdirectories, names in os.walk(root):
+        subdirectories[:] = [name for name in subdirectories if name not in LEFT_OUT]
+        found += [Path(directory, name) for name in names if name.endswith(".py")]
+    return sorted(found, key=lambda path: path.relative_to(root).parts)
 
 
-def build_datasets(config: DataConfig) -> tuple[Digits, Digits]:
-    """The training set, with augmentation, and the validation set, without."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target, dtype=torch.int64)
-    is_valid = torch.arange(len(images)) % config.valid_every == 0
-    return (
-        Digits(images[~is_valid], labels[~is_valid], config.max_shift),
-        Digits(images[is_valid], labels[is_valid], max_shift=0),
-    )
+def is_valid(name: str, one_in: int) -> bool:
+    """Whether the file of this name is kept for validation; no other file has a say in it."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()) % one_in == 0
+
+
+def read_splits(config: DataConfig) -> tuple[bytes, bytes]:
+    """The bytes for training and those for validation: whole files, one after the other.
+
+    They are those of the Python that runs, so every machine needs the same release of it.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    splits: tuple[list[Path], list[Path]] = [], []
+    for path in source_files(root):
+        splits[is_valid(path.relative_to(root).as_posix(), config.valid_one_in)].append(path)
+    train, valid = (b"".join(path.read_bytes() for path in paths) for paths in splits)
+    return train[: config.train_bytes], valid[: config.valid_bytes]
+
+
+def build_datasets(config: DataConfig) -> tuple[Blocks, Blocks]:
+    """The training set, whose blocks are shifted, and the validation set, where they are not."""
+    train, valid = read_splits(config)
+    return Blocks(train, is_shifted=True), Blocks(valid, is_shifted=False)

@@ -20,6 +20,7 @@ class Metrics:
     """Rank 0's metrics.jsonl and progress bar; on other ranks it does nothing, so nobody asks."""
 
     def __init__(self, run_dir: Path, job: Job) -> None:
+        """Begin, or go on after the step that was resumed from."""
         progress = job.state.progress
         self.is_main = job.world.is_main
         self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0

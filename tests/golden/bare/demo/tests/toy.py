@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from .. import train
@@ -36,6 +37,8 @@ class Toy:
     num_valid: int = 8
     is_masked: bool = False
     """About 30 % of the targets don't count, so samples differ in how many they have."""
+    is_ragged: bool = False
+    """Samples have one, two or three targets, and batches are padded."""
     noise: float = 0.0
     """Share of the inputs that augmentation draws, from all three generators."""
     depth: int = 1
@@ -54,9 +57,12 @@ class Toy:
         put(
             train,
             build_model=lambda _: self.build_model(),
-            data=SimpleNamespace(build_datasets=lambda _: self.build_datasets()),
+            data=SimpleNamespace(
+                build_datasets=lambda _: self.build_datasets(),
+                **({"collate": pad} if self.is_ragged else {}),
+            ),
             task=SimpleNamespace(
-                TARGETS_PER_SAMPLE=None if self.is_masked else NUM_TARGETS,
+                TARGETS_PER_SAMPLE=None if self.is_masked or self.is_ragged else NUM_TARGETS,
                 num_targets=num_targets,
                 loss_sum=loss_sum,
                 metric_sums=metric_sums,
@@ -78,7 +84,8 @@ class Toy:
         if self.bad_sample >= 0:
             train_set.targets[self.bad_sample] = torch.inf
             train_set.mask[self.bad_sample] = True
-        return train_set, ToyData(Toy(is_masked=self.is_masked), self.num_valid)
+        valid = Toy(is_masked=self.is_masked, is_ragged=self.is_ragged)
+        return train_set, ToyData(valid, self.num_valid)
 
 
 class ToyNet(nn.Module):
@@ -109,6 +116,10 @@ class ToyData(Dataset[dict[str, Any]]):
         self.inputs = torch.randn(num_samples, NUM_INPUTS, generator=generator) + 1
         self.targets = torch.randn(num_samples, NUM_TARGETS, generator=generator)
         self.mask = torch.rand(num_samples, NUM_TARGETS, generator=generator) > 0.3 * toy.is_masked
+        self.lengths = [NUM_TARGETS] * num_samples
+        if toy.is_ragged:
+            self.lengths = [1 + index % NUM_TARGETS for index in range(num_samples)]
+            self.mask &= torch.arange(NUM_TARGETS) < torch.tensor(self.lengths)[:, None]
 
     def __len__(self) -> int:
         return self.num_samples
@@ -122,9 +133,17 @@ class ToyData(Dataset[dict[str, Any]]):
             "index": index,
             "draw": draw,
             "inputs": self.inputs[index] + self.toy.noise * draw,
-            "targets": self.targets[index],
-            "mask": self.mask[index],
+            "targets": self.targets[index, : self.lengths[index]],
+            "mask": self.mask[index, : self.lengths[index]],
         }
+
+
+def pad(samples: list[dict[str, Any]]) -> Batch:
+    """A batch as wide as its longest sample; what fills it up does not count."""
+    columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+    padded = {name: pad_sequence(columns.pop(name), True) for name in ("targets", "mask")}
+    index, draw = (torch.tensor(columns.pop(name)) for name in ("index", "draw"))
+    return {"index": index, "draw": draw, "inputs": torch.stack(columns["inputs"]), **padded}
 
 
 def put(owner: object, **parts: Any) -> None:
@@ -168,13 +187,20 @@ def num_targets(batch: Batch) -> int:
 
 def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
     """As in task.py: squared errors."""
-    errors: Tensor = model(batch["inputs"]) - batch["targets"]
+    errors = difference(model, batch)
     return errors.square().where(batch["mask"], 0).sum()
+
+
+def difference(model: nn.Module, batch: Batch) -> Tensor:
+    """Predictions less targets, as wide as the batch."""
+    targets: Tensor = batch["targets"]
+    predictions: Tensor = model(batch["inputs"])[:, : targets.shape[1]]
+    return predictions - targets
 
 
 def metric_sums(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """As in task.py."""
-    is_near = (model(batch["inputs"]) - batch["targets"]).abs() < 1
+    is_near = difference(model, batch).abs() < 1
     return {"loss": loss_sum(model, batch), "accuracy": (is_near & batch["mask"]).sum()}
 
 

@@ -72,6 +72,16 @@ def choose_backend(config: Config) -> str:
     return "nccl" if config.device == "cuda" else "gloo"
 
 
+def set_matmul_precision(config: Config) -> None:
+    """Let float32 matrix products and convolutions round their factors to TensorFloat-32, or not.
+
+    With torch's older names: asked about a mixture of the two generations of names, it fails, and
+    its own compiler asks for the older one.
+    """
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.tf32  # torch's default: on, other than for products
+
+
 @contextmanager
 def process_group(launch: Launch, config: Config, init_method: str = "env://") -> Iterator[World]:
     """Join the others, and leave at the end. Collective. A single process joins nobody.
@@ -85,6 +95,7 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
     if backend == "nccl":
         check_own_device(launch)
     world = World(**vars(launch), device=device)
+    set_matmul_precision(config)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
     if launch.world_size == 1:
@@ -113,21 +124,33 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
     dist.destroy_process_group()
 
 
-def gather(world: World, value: T) -> list[T]:
+def patient_group(world: World) -> dist.ProcessGroup | None:
+    """A group of all ranks on the CPU, for what may take longer than `timeout_s`. Collective.
+
+    Ranks wait in it while another one writes to a slow disk, and a thread may use it beside the
+    training. None in a single process.
+    """
+    if world.world_size == 1:
+        return None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    return group
+
+
+def gather(world: World, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's value, by rank. Collective; synchronises the device."""
     if world.world_size == 1:
         return [value]
     values: list[Any] = [None] * world.world_size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
-def from_rank0(world: World, value: T) -> T:
-    """Rank 0's value, everywhere. Collective; synchronises the device."""
+def from_rank(world: World, value: T, source: int = 0) -> T:
+    """A rank's value, everywhere. Collective; synchronises the device."""
     if world.world_size == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, device=world.device)
+    dist.broadcast_object_list(box, src=source, device=world.device)
     return box[0]
 
 
@@ -189,8 +212,8 @@ def no_wait() -> None:
     """In place of a wait, where nothing was started."""
 
 
-def broadcast_tensors(world: World, tree: Any) -> Any:
-    """Rank 0's nesting of dicts, lists, tuples, numbers and CPU tensors, on every rank. Collective.
+def broadcast_tensors(world: World, tree: Any, source: int = 0) -> Any:
+    """A rank's nesting of dicts, lists, tuples, numbers and CPU tensors, everywhere. Collective.
 
     Its shape goes first, then one tensor after the other: no rank holds more than one copy.
     """
@@ -210,9 +233,10 @@ def broadcast_tensors(world: World, tree: Any) -> Any:
 
     def fill(node: Any) -> Any:
         if isinstance(node, Tensor):
-            source = tensors.pop(0) if world.is_main else torch.empty_like(node, device="cpu")
-            moved = source.contiguous().to(world.device)
-            dist.broadcast(moved, src=0)
+            is_here = world.rank == source
+            moved = tensors.pop(0) if is_here else torch.empty_like(node, device="cpu")
+            moved = moved.contiguous().to(world.device)
+            dist.broadcast(moved, src=source)
             return moved.cpu()
         if isinstance(node, dict):
             return {name: fill(value) for name, value in node.items()}
@@ -220,4 +244,4 @@ def broadcast_tensors(world: World, tree: Any) -> Any:
             return type(node)(fill(value) for value in node)
         return node
 
-    return fill(from_rank0(world, hollow(tree)))
+    return fill(from_rank(world, hollow(tree), source))

@@ -5,11 +5,13 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from .distributed import agreed
 from .rundir import atomic_write_text
 from .state import Job, Progress
 from .tracker import Tracker
@@ -21,8 +23,16 @@ class Metrics:
     """Rank 0's metrics.jsonl and progress bar; on other ranks it does nothing, so nobody asks."""
 
     def __init__(self, run_dir: Path, job: Job) -> None:
+        """Begin, or go on after the step that was resumed from. Collective.
+
+        Raises:
+            Refused: the tracker can't be had, on all ranks.
+        """
         progress = job.state.progress
         self.is_main = job.world.is_main
+        with agreed(job.world):
+            if self.is_main:
+                self._tracker = Tracker(run_dir, progress.step, asdict(job.config))
         self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
         if not self.is_main:
             return
@@ -31,7 +41,6 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8")
         # disable=None: no bar where standard error is no terminal, as in a log file.
         self._bar = tqdm(total=job.total_steps, initial=progress.step, unit="step", disable=None)
-        self._tracker = Tracker(run_dir, progress.step)
 
     def count(self, num_samples: int) -> None:
         """Account for the samples of one window."""
@@ -75,12 +84,12 @@ class Metrics:
     def __enter__(self) -> "Metrics":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if not self.is_main:
             return
         self._file.close()
         self._bar.close()
-        self._tracker.close()
+        self._tracker.close(error)
 
 
 def cut_back(path: Path, progress: Progress) -> None:

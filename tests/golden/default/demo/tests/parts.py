@@ -26,7 +26,7 @@ def joined(init_method: str, toy: Toy | None = None, **changes: Any) -> Iterator
     """A job of the toy task, in which this process is one of the ranks, on the CPU."""
     toy = toy or Toy()
     toy.use()
-    config = set_config(Config(), device="cpu", timeout_s=20.0, **changes)
+    config = set_config(Config(), **{"device": "cpu", "timeout_s": 20.0, **changes})
     with process_group(launch_from_environment(), config, init_method) as world:
         plan = Plan(toy.num_samples, 8, 8, world.world_size)
         state = train.build_state(config, world)

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import train
 from ..config import Config
 from ..engine.digest import digest
+from ..engine.manifest import Checkpoint, read_checkpoint
 from ..engine.state import Job
 from .toy import put
 
@@ -49,12 +50,17 @@ def run_training(
         module = job.state.module
         record.parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
         record.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        record.digest = digest(job.state.files())
+        record.digest = digest([job.state.parts(), job.state.numbers()])
         record.progress = vars(job.state.progress).copy()
 
     put(train, run_steps=recorded)
     train.main(config, init_method)
     return record
+
+
+def saved(run_dir: str, step: int) -> Checkpoint:
+    """The checkpoint of a step, which is complete."""
+    return read_checkpoint(Path(run_dir, "checkpoints", f"step_{step:08d}"), verify=True)
 
 
 def read_metrics(run_dir: str, split: str) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def test_one_step_does_not_depend_on_how_its_samples_are_split(run_dir: str) -> 
         # The last window has 107 samples, in 4 micro-batches; then 43 in 2, and 11 in 1.
         (Toy(1003, is_masked=True, has_plain_sgd=True), 2, 16, 4, 0.5),
         (Toy(1003, has_plain_sgd=True), 3, 8, 5, None),
-        (Toy(1003, is_masked=True), 4, 8, 1, 0.5),
+        (Toy(1003, is_ragged=True), 4, 8, 1, 0.5),
         (Toy(31, has_plain_sgd=True), 2, 16, 1, None),  # 16 and 15
         (Toy(19, is_masked=True), 4, 2, 1, 0.5),  # 3, so that one rank has none
         (Toy(19, has_plain_sgd=True), 4, 2, 1, None),

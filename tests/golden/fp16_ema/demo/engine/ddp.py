@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..config import DDPConfig
+from ..config import Config
+from . import comm_hook
 from .distributed import World, agreed
 from .launch import Refused
+from .levers import compiled
 
 
 def sync_only_if(model: nn.Module, sync: bool) -> AbstractContextManager[None]:
@@ -54,18 +56,20 @@ def rank0_buffers(module: nn.Module, world: World) -> Iterator[None]:
 
 
 def wrap(
-    module: nn.Module, world: World, settings: DDPConfig, loss_of: Callable[[nn.Module], Tensor]
+    module: nn.Module, world: World, config: Config, loss_of: Callable[[nn.Module], Tensor]
 ) -> nn.Module:
-    """The module in DistributedDataParallel, ready for its first step. Collective.
+    """The module, compiled and in DistributedDataParallel, ready for its first step. Collective.
 
-    Rank 0's weights and buffers go to the others. A single process gets the module as it is.
+    Rank 0's weights and buffers go to the others. A single process has no DDP.
     `loss_of` forwards the first batch that will be trained on through what it is given.
 
     Raises:
-        Refused: a parameter gets no gradient.
+        Refused: a parameter gets no gradient, or a rank can't compile.
     """
+    inner = compiled(module, config, world)
     if world.world_size == 1:
-        return module
+        return inner
+    settings = config.ddp
     if not (settings.find_unused_parameters or settings.static_graph):
         _check_gradients(module, world, loss_of)
     # 25 given by hand is not the default: it takes the first, small bucket away.
@@ -73,7 +77,7 @@ def wrap(
     if settings.bucket_cap_mb is not None:
         size["bucket_cap_mb"] = settings.bucket_cap_mb
     model = DistributedDataParallel(
-        module,
+        inner,
         device_ids=None if world.device.type == "cpu" else [world.device.index],
         static_graph=settings.static_graph,
         find_unused_parameters=settings.find_unused_parameters,
@@ -81,6 +85,7 @@ def wrap(
         **size,
     )
     _settle_buckets(model, loss_of)
+    comm_hook.register(model, config)  # afterwards: what is thrown away is not remembered
     return model
 
 

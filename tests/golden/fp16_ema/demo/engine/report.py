@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from ..config import Config
-from .checkpoint import Checkpoint
+from . import comm_hook
 from .digest import digest
 from .distributed import World, gather
 from .keyed import seed_sample
 from .loader import Samples
+from .manifest import Checkpoint
 from .optim import peak_lr
 from .sampler import Plan, order_digest
 from .state import Job
@@ -76,6 +77,16 @@ def say_start(checkpoint: Checkpoint | None, plan: Plan, config: Config, world: 
             "exact, numbers are equal within rounding, and only without dropout",
             saved.world_size, plan.world_size,
         )  # fmt: skip
+    if config.ddp.comm_hook == "powersgd":
+        logger.info(
+            "powersgd begins anew: what it had not sent yet is in no checkpoint, so numbers differ "
+            "from those of a run that did not stop"
+        )
+    if config.compile == "dynamic":
+        logger.info(
+            "compile is dynamic: kernels may depend on the shape of the first batch, so numbers "
+            "are equal within rounding to those of a run that did not stop"
+        )
     if saved.order != order_digest(config.seed, epoch, plan.num_samples):
         logger.warning(
             "the order of samples is not the checkpoint's (another seed or data set): "
@@ -134,5 +145,7 @@ def leave_out(job: Job, norm: float | None) -> None:
     if is_fatal:
         raise FloatingPointError(f"step {progress.step + 1} can't be taken: {reason}")
     progress.skipped += 1
+    if norm is not None:
+        comm_hook.forget(job.model)
     if job.world.is_main:
         logger.warning("step %d: left out a window, %s", progress.step + 1, reason)

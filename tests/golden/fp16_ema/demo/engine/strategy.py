@@ -4,71 +4,62 @@ Parameters and optimizer moments are equal on all ranks, for the gradients are; 
 and rank 0's are saved as the model's. No other rank needs the disk, so no shared one is needed.
 """
 
-import logging
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 
-from .checkpoint import Checkpoint, Keep, choose, commit, describe, retain
-from .distributed import World, agreed, broadcast_tensors, from_rank0
-from .launch import Refused
-from .state import Files, Job, TrainState
-
-logger = logging.getLogger(__name__)
-
-
-def save(root: Path, job: Job, valid_loss: float | None, keep: Keep) -> None:
-    """Write a checkpoint. Collective: a failure on rank 0 is an error on every rank."""
-    problem = None
-    if job.world.is_main:
-        try:
-            commit(root, describe(job, valid_loss), lambda path: _write(path, job.state.files()))
-            retain(root, keep)
-        except OSError as error:
-            problem = f"{type(error).__name__}: {error}"
-        except RuntimeError as error:  # torch.save reports a full disk so
-            problem = str(error).splitlines()[0]
-    problem = from_rank0(job.world, problem)
-    if problem is not None:
-        step = job.state.progress.step
-        raise OSError(f"the checkpoint of step {step} was not written: {problem}")
+from .checkpoint import Keep, agreed_write, choose, commit, describe, retain
+from .distributed import World, agreed, broadcast_tensors, from_rank, patient_group
+from .manifest import Checkpoint
+from .reading import read_part
+from .state import Job, TrainState
 
 
-def _write(directory: Path, files: Files) -> list[Path]:
-    for name, content in files.items():
-        torch.save(content, directory / name)
-    return [directory / name for name in files]
+class Checkpointer:
+    """Writes and reads the checkpoints of a run. Collective: all ranks make one and call it."""
 
+    def __init__(self, root: Path, world: World, keep: int) -> None:
+        self.root, self.world = root, world
+        self._keep = Keep(keep, resumed_from=None)
+        self._group = patient_group(world)
 
-def restore(root: Path, resume: str, state: TrainState, world: World) -> Checkpoint | None:
-    """Load what `resume` means into the state; none where there is nothing. Collective.
+    def restore(self, resume: str, state: TrainState) -> Checkpoint | None:
+        """Load what `resume` means into the state; none where there is nothing. Collective.
 
-    Raises:
-        Refused: on every rank, when the checkpoint is missing or belongs to another model.
-    """
-    checkpoint, files = None, None
-    with agreed(world):
-        if world.is_main:
-            checkpoint = choose(root, resume)
-        if checkpoint is not None:
-            files = _read(checkpoint)
-    checkpoint = from_rank0(world, checkpoint)
-    if checkpoint is None:
-        return None
-    files = broadcast_tensors(world, files)
-    with agreed(world):
-        assert files is not None
-        state.load(files, checkpoint.manifest.progress)
-    return checkpoint
+        Raises:
+            Refused: on every rank, when the checkpoint is missing or belongs to another model.
+        """
+        checkpoint, parts = None, None
+        with agreed(self.world):
+            if self.world.is_main:
+                checkpoint = choose(self.root, resume)
+            if checkpoint is not None:
+                names = (entry.name.removesuffix(".pt") for entry in checkpoint.manifest.files)
+                parts = {name: read_part(checkpoint, name) for name in names}
+        checkpoint = from_rank(self.world, checkpoint)
+        if checkpoint is None:
+            return None
+        parts = broadcast_tensors(self.world, parts)
+        with agreed(self.world):
+            state.load(parts, checkpoint.manifest.numbers, checkpoint.manifest.progress)
+        self._keep = Keep(self._keep.newest, checkpoint.path)
+        return checkpoint
 
+    def save(self, job: Job, valid_loss: float | None) -> None:
+        """Write a checkpoint; training waits for it. Collective.
 
-def _read(checkpoint: Checkpoint) -> Files:
-    try:
-        return {
-            # On the CPU: each rank copies to its own device. Tensors and plain numbers only.
-            path.name: torch.load(path, map_location="cpu", weights_only=True)
-            for path in (checkpoint.path / entry.name for entry in checkpoint.manifest.files)
-        }
-    except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
-        raise Refused(f"can't read checkpoint {checkpoint.path}: {error}") from None
+        Raises:
+            OSError: on every rank, when rank 0 could not write.
+        """
+
+        def write(directory: Path) -> None:
+            for name, tensors in job.state.parts().items():
+                torch.save(tensors, directory / f"{name}.pt")
+
+        with agreed_write(self.world, job.state.progress.step, self._group):
+            if self.world.is_main:
+                commit(self.root, describe(job, valid_loss), write)
+                retain(self.root, self._keep)
+
+    def finish(self) -> None:
+        """Nothing is under way after `save`."""

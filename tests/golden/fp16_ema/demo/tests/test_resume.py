@@ -76,6 +76,17 @@ def test_stopped_and_resumed_is_bit_exact(
         assert steps == sorted(set(steps))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_samples_of_different_length_are_bit_exact(run_dir: str, world_size: int) -> None:
+    toy = Toy(num_samples=102, depth=2, is_ragged=True, is_masked=True, has_batch_norm=True)
+    straight_config = set_config(CONFIG, run_dir=run_dir + "-straight")
+    straight = values(run_training, world_size, straight_config, toy.use)
+    config = set_config(CONFIG, run_dir=run_dir)
+    parts = run_in_parts(config, toy, [world_size] * 2, [3], [0, 0])
+    assert [rank.digest for rank in parts[-1]] == [rank.digest for rank in straight]
+    assert numbers_of(run_dir) == numbers_of(run_dir + "-straight")
+
+
 def crash_after_five_steps() -> Notes:
     """Prepare a training that fails between two checkpoints."""
     notes = TOY.use()

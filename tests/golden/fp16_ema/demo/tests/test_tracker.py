@@ -11,12 +11,12 @@ from .harness import values
 def log(_: str, run_dir: str) -> dict[str, list[tuple[int, float]]]:
     """Log six steps, go back to step 4, log four; what TensorBoard then shows of each name."""
     for resumed_at, last in ((0, 6), (4, 8)):
-        tracker = Tracker(Path(run_dir), resumed_at)
+        tracker = Tracker(Path(run_dir), resumed_at, {"lr": 0.5})
         for step in range(resumed_at + 1, last + 1):
             tracker.log("train", step, {"loss": step + resumed_at / 10, "lr": 0.5})
             if step % 2 == 0:
                 tracker.log("valid", step, {"loss": -step})
-        tracker.close()
+        tracker.close(None)
     module = pytest.importorskip("tensorboard.backend.event_processing.event_multiplexer")
     shown = module.EventMultiplexer({"run": f"{run_dir}/tensorboard"}).Reload()
     return {

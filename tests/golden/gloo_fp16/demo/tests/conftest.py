@@ -11,6 +11,9 @@ import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read once, when torch is imported
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+    del os.environ[name]  # it is meant for trainings
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # no network
 # The server that forks ranks starts with the environment, not with pytest's sys.path.
 ROOT = Path(__file__).parents[2]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

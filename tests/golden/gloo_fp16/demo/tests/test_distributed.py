@@ -14,7 +14,7 @@ from ..engine.distributed import (
     broadcast_tensors,
     choose_backend,
     choose_device,
-    from_rank0,
+    from_rank,
     gather,
     means_over_ranks,
     require_equal,
@@ -50,7 +50,8 @@ def talk(init_method: str) -> dict[str, Any]:
         start_sum(world, total)()
         return {
             "gather": gather(world, {"rank": world.rank}),
-            "from_rank0": from_rank0(world, f"by {world.rank}"),
+            "from_rank": from_rank(world, f"by {world.rank}"),
+            "from_last": from_rank(world, f"by {world.rank}", world.world_size - 1),
             "means": means_over_ranks(world, sums, 5 if has_batch else 0),
             "sum": total.tolist(),
             "tree": digest(broadcast_tensors(world, tree() if world.is_main else None)),
@@ -64,7 +65,7 @@ def test_ranks_tell_each_other(world_size: int) -> None:
     assert all(rank == ranks[0] for rank in ranks), "the same bits on every rank"
     (got, *_) = ranks
     assert got["gather"] == [{"rank": rank} for rank in range(world_size)]
-    assert got["from_rank0"] == "by 0"
+    assert (got["from_rank"], got["from_last"]) == ("by 0", f"by {world_size - 1}")
     assert got["sum"] == [world_size, sum(range(world_size))]
     assert (got["tree"], got["type"]) == (digest(tree()), tuple)
     with_batch = max(1, world_size - 1)

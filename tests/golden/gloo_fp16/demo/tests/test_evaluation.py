@@ -1,13 +1,12 @@
 """Engine: evaluation sees each sample once, on any number of ranks, and changes nothing."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from ..config import Config
+from ..engine.reading import read_part
 from .harness import values
-from .scenario import read_metrics, run_training, set_config
+from .scenario import read_metrics, run_training, saved, set_config
 from .toy import Toy, metric_sums, num_targets
 
 CONFIG = set_config(
@@ -20,11 +19,10 @@ def with_batches(config: Config, world_size: int, batch_size: int) -> Config:
     return set_config(config, global_batch_size=batch_size * world_size)
 
 
-def reference(_init_method: str, run_dir: str, toy: Toy) -> dict[str, float]:
+def reference(_init_method: str, run_dir: str, step: int, toy: Toy) -> dict[str, float]:
     """What one process finds with the saved weights, in one batch."""
-    [checkpoint] = Path(run_dir, "checkpoints").glob("step_*")
     model = toy.build_model().double().eval()
-    model.load_state_dict(torch.load(checkpoint / "model.pt"))
+    model.load_state_dict(read_part(saved(run_dir, step), "model"))
     _, data = toy.build_datasets()
     batch = {"inputs": data.inputs.double(), "targets": data.targets.double(), "mask": data.mask}
     count = num_targets(batch)
@@ -42,7 +40,7 @@ def test_result_is_that_of_one_process(
     toy = Toy(num_valid=num_valid, is_masked=True)
     config = with_batches(CONFIG, world_size, batch_size)
     values(run_training, world_size, set_config(config, run_dir=run_dir, max_steps=1), toy.use)
-    [expected] = values(reference, 1, run_dir, toy)
+    [expected] = values(reference, 1, run_dir, 1, toy)
     [line] = read_metrics(run_dir, "valid")
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=0, abs=1e-12)
 
@@ -55,7 +53,7 @@ def test_buffers_are_those_of_rank_0(run_dir: str, num_valid: int) -> None:
     ranks = values(run_training, 2, config, toy.use)
     mean_0, mean_1 = (rank.buffers["layers.1.running_mean"] for rank in ranks)
     assert not torch.equal(mean_0, mean_1)  # evaluation has left rank 1 its own
-    [expected] = values(reference, 1, run_dir, toy)
+    [expected] = values(reference, 1, run_dir, 3, toy)
     [line] = read_metrics(run_dir, "valid")
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=0, abs=1e-12)
 

@@ -1,20 +1,19 @@
 """Engine: 16-bit floats: the loss scale, and the steps that it costs."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.amp.grad_scaler import GradScaler
 
 from .. import train
 from ..config import Config
 from ..engine.optim import lr_at
+from ..engine.reading import read_part
 from ..engine.sampler import epoch_order
 from .harness import values
 from .parts import joined
-from .scenario import read_metrics, run_training, set_config
+from .scenario import read_metrics, run_training, saved, set_config
 from .toy import Toy, put
 
 CONFIG = set_config(
@@ -27,13 +26,6 @@ CONFIG = set_config(
 )
 
 
-def saved_training(run_dir: str, step: int) -> dict[str, Any]:
-    """What a checkpoint holds beside the weights."""
-    path = Path(run_dir, "checkpoints", f"step_{step:08d}", "training.pt")
-    training: dict[str, Any] = torch.load(path)
-    return training
-
-
 def test_overflow_costs_one_step_and_half_the_scale(run_dir: str) -> None:
     second_window = int(epoch_order(0, 0, 64)[20])
     config = set_config(CONFIG, run_dir=run_dir)
@@ -41,9 +33,10 @@ def test_overflow_costs_one_step_and_half_the_scale(run_dir: str) -> None:
     for rank in ranks:
         assert (rank.progress["step"], rank.progress["skipped"]) == (3, 1)
     assert ranks[0].digest == ranks[1].digest
-    training = saved_training(run_dir, 3)
-    assert training["scaler"]["scale"] == GradScaler("cpu").get_scale() / 2
-    assert {float(state["step"]) for state in training["optimizer"]["state"].values()} == {3.0}
+    checkpoint = saved(run_dir, 3)
+    numbers, optimizer = checkpoint.manifest.numbers, read_part(checkpoint, "optimizer")
+    assert numbers["scaler"]["scale"] == GradScaler("cpu").get_scale() / 2
+    assert {tensor.item() for name, tensor in optimizer.items() if name.endswith(".step")} == {3.0}
     lines = [(line["step"], line["lr"]) for line in read_metrics(run_dir, "train")]
     lr = CONFIG.optim.lr
     assert lines == [(step, lr_at(step, 4, CONFIG.optim, lr)) for step in (1, 2, 3)]
@@ -98,9 +91,9 @@ def test_scale_goes_on_after_a_resume(run_dir: str) -> None:
 def load_without_scale(init_method: str) -> float:
     """Load a checkpoint that was written without loss scaling; the scale that is used."""
     with joined(init_method) as job:
-        files = job.state.files()
-        del files["training.pt"]["scaler"]
-        job.state.load(files, {})
+        numbers = job.state.numbers()
+        del numbers["scaler"]
+        job.state.load(job.state.parts(), numbers, {})
         return job.state.scaler.get_scale()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .flops import Flops
 from .rundir import atomic_write_text
 from .state import Job, Progress
 
@@ -19,12 +20,14 @@ logger = logging.getLogger(__name__)
 class Metrics:
     """Rank 0's metrics.jsonl and progress bar; on other ranks it does nothing, so nobody asks."""
 
-    def __init__(self, run_dir: Path, job: Job) -> None:
+    def __init__(self, run_dir: Path, job: Job, task: object = None) -> None:
+        """Begin, or go on after the step that was resumed from."""
         progress = job.state.progress
         self.is_main = job.world.is_main
         self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
         if not self.is_main:
             return
+        self._flops = Flops(task, job)
         path = run_dir / "metrics.jsonl"
         cut_back(path, progress)
         self._file = path.open("a", encoding="utf-8")
@@ -40,12 +43,14 @@ class Metrics:
 
         Adds `samples_per_s`, over all ranks, and `data_wait`, the share of the time that was
         spent waiting for data. `waited_s`: seconds waited since the start of the run.
+        A task that counts its operations adds what `Flops.rates` says.
         """
         if not self.is_main:
             return
         now = time.perf_counter()
         elapsed_s = now - self._start
         numbers["samples_per_s"] = self._samples / elapsed_s
+        numbers.update(self._flops.rates(numbers["samples_per_s"]))
         numbers["data_wait"] = (waited_s - self._waited_s) / elapsed_s
         self._start, self._samples, self._waited_s = now, 0, waited_s
         self.write("train", progress, numbers)

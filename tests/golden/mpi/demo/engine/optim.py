@@ -1,9 +1,12 @@
 """Engine: the optimizer, and the learning rate as a function of the step."""
 
 import math
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ..config import OptimConfig
 
@@ -18,7 +21,27 @@ def build_optimizer(module: nn.Module, settings: OptimConfig) -> torch.optim.Ada
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=settings.lr)
+    groups = [group for group in groups if group["params"]]
+    devices = {parameter.device.type for parameter in trained}
+    fused = devices == {"cuda"} if settings.fused is None else settings.fused
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, fused=fused)
+    # A checkpoint holds how the step was taken, and its moments lie as they did.
+    optimizer.register_load_state_dict_pre_hook(partial(_keep_fused, fused))
+    optimizer.register_load_state_dict_post_hook(_lay_out)
+    return optimizer
+
+
+def _keep_fused(fused: bool, _optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    groups = [{**group, "fused": fused} for group in state_dict["param_groups"]]
+    return {**state_dict, "param_groups": groups}
+
+
+def _lay_out(optimizer: Optimizer) -> None:
+    """Give each moment its parameter's layout: a fused step takes both as they lie in memory."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def peak_lr(settings: OptimConfig, global_batch_size: int) -> float:

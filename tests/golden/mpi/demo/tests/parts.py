@@ -27,7 +27,7 @@ def joined(init_method: str, toy: Toy | None = None, **changes: Any) -> Iterator
     toy = toy or Toy()
     toy.use()
     changes["backend"] = "gloo"  # few builds of torch have MPI
-    config = set_config(Config(), device="cpu", timeout_s=20.0, **changes)
+    config = set_config(Config(), **{"device": "cpu", "timeout_s": 20.0, **changes})
     with process_group(launch_from_environment(), config, init_method) as world:
         plan = Plan(toy.num_samples, 8, 8, world.world_size)
         state = train.build_state(config, world)

@@ -11,27 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from ..engine.checkpoint import (
+from ..engine.checkpoint import Keep, choose, commit, newest, retain
+from ..engine.launch import Refused
+from ..engine.manifest import (
     FORMAT_VERSION,
     Checkpoint,
-    Keep,
     Manifest,
     best,
-    choose,
-    commit,
     list_checkpoints,
-    newest,
     read_checkpoint,
-    retain,
 )
-from ..engine.launch import Refused
 from ..engine.state import Progress
 from .harness import values
 
 
 def manifest(step: int, loss: float | None = None) -> Manifest:
     """The manifest of a step that was evaluated to a loss, or not at all."""
-    return Manifest(asdict(Progress(step=step)), 1, "order", {}, {}, loss)
+    return Manifest(asdict(Progress(step=step)), 1, "order", {}, {}, {}, loss)
 
 
 def write(directory: Path) -> list[Path]:

@@ -75,6 +75,7 @@ BAD_OPTIONS = [
         "ddp.static_graph: expected false where ddp.find_unused_parameters is true, got true "
         "(a static graph finds unused parameters by itself, once)",
     ),
+    ("--ddp.powersgd_rank 0", "ddp.powersgd_rank: expected at least 1, got 0"),
     (
         "--device cuda:1",
         "device: expected a type without a number, such as cpu "

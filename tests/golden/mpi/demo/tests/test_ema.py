@@ -1,15 +1,14 @@
 """Engine: the averaged weights, one update for each step that was taken."""
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..config import Config
+from ..engine.manifest import Checkpoint
+from ..engine.reading import read_part
 from .harness import values
 from .parts import joined
-from .scenario import run_training, set_config
+from .scenario import run_training, saved, set_config
 from .toy import Toy
 
 DECAY = 0.8
@@ -26,12 +25,6 @@ CONFIG = set_config(
 )
 
 
-def saved(run_dir: str, step: int) -> dict[str, Any]:
-    """The files of a checkpoint. Loads tensors, which starts no threads."""
-    directory = Path(run_dir, "checkpoints", f"step_{step:08d}")
-    return {path.name: torch.load(path) for path in directory.glob("*.pt")}
-
-
 def closed_form(weights: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The average after these steps; it starts with the weights after the first."""
     _, first, *others = weights
@@ -42,10 +35,11 @@ def closed_form(weights: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return average
 
 
-def assert_is_average(files: dict[str, Any], weights: list[dict[str, Tensor]]) -> None:
-    assert files["training.pt"]["ema_updates"] == len(weights) - 1
+def assert_is_average(checkpoint: Checkpoint, weights: list[dict[str, Tensor]]) -> None:
+    assert checkpoint.manifest.numbers["ema_updates"] == len(weights) - 1
+    averages = read_part(checkpoint, "ema")
     for name, tensor in closed_form(weights).items():
-        torch.testing.assert_close(files["ema.pt"][name], tensor, rtol=0, atol=1e-12)
+        torch.testing.assert_close(averages[name], tensor, rtol=0, atol=1e-12)
 
 
 def test_one_update_a_step_also_after_a_resume(run_dir: str) -> None:
@@ -67,12 +61,10 @@ def test_no_update_for_a_step_that_was_not_taken(run_dir: str) -> None:
 def test_buffers_are_the_models(run_dir: str) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
     values(run_training, 2, config, Toy(has_batch_norm=True).use)
-    files = saved(run_dir, 4)
+    averages, current = (read_part(saved(run_dir, 4), name) for name in ("ema", "model"))
     for name in ("running_mean", "running_var", "num_batches_tracked"):
-        averaged, current = (files[file][f"layers.1.{name}"] for file in ("ema.pt", "model.pt"))
-        assert torch.equal(averaged, current)
-    averaged, current = (files[file]["layers.0.weight"] for file in ("ema.pt", "model.pt"))
-    assert not torch.equal(averaged, current)
+        assert torch.equal(averages[f"layers.1.{name}"], current[f"layers.1.{name}"])
+    assert not torch.equal(averages["layers.0.weight"], current["layers.0.weight"])
 
 
 def compare_storage(init_method: str) -> tuple[bool, bool]:

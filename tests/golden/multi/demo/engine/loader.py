@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Protocol
@@ -191,18 +192,26 @@ def build_loaders(
     )
 
 
-def to_device(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+def to_device(
+    batch: Batch,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Batch:
     """Move a batch to the device, floating-point tensors in the weights' type.
 
+    Tensors with four dimensions get the memory format, on the device.
     Does not synchronise: copies from pinned memory run beside the computation.
     """
+    move = partial(to_device, device=device, dtype=dtype, memory_format=memory_format)
     if isinstance(batch, torch.Tensor):
         wanted = dtype if batch.is_floating_point() else None
-        return batch.to(device=device, dtype=wanted, non_blocking=True)
+        moved = batch.to(device=device, dtype=wanted, non_blocking=True)
+        return moved.to(memory_format=memory_format) if moved.ndim == 4 else moved
     if isinstance(batch, dict):
-        return {name: to_device(value, device, dtype) for name, value in batch.items()}
+        return {name: move(value) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-        return type(batch)(*(to_device(value, device, dtype) for value in batch))
+        return type(batch)(*map(move, batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device, dtype) for value in batch)
+        return type(batch)(map(move, batch))
     return batch

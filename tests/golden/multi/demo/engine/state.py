@@ -2,23 +2,25 @@
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from ..config import Config
 from .distributed import World
 from .launch import Refused
+from .levers import memory_format
 from .sampler import Plan
 
 logger = logging.getLogger(__name__)
 
-Files = dict[str, dict[str, Any]]
-"""What a checkpoint holds, by file: tensors and plain numbers in dicts and lists."""
+Parts = dict[str, dict[str, Tensor]]
+"""The tensors of a checkpoint by part (`model`, `optimizer`, …), in each by name."""
 
 
 @dataclass
@@ -57,38 +59,97 @@ class TrainState:
     """Averaged weights; its buffers are copies of the model's."""
     progress: Progress = field(default_factory=Progress)
 
-    def files(self) -> Files:
-        """What rank 0 writes: weights that load with `load_state_dict`, and the rest."""
-        training: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
-            "ema_updates": int(self.ema.n_averaged),  # 0 would start the average afresh
-        }
+    def parts(self) -> Parts:
+        """The tensors, under plain names: `model` loads strictly with `load_state_dict`."""
         return {
-            "model.pt": dict(self.module.state_dict()),
-            "ema.pt": dict(self.ema.module.state_dict()),
-            "training.pt": training,
+            "model": dict(self.module.state_dict()),
+            "ema": dict(self.ema.module.state_dict()),
+            "optimizer": {
+                f"{name}.{key}": value
+                for name, key, value in self._optimizer_values()
+                if isinstance(value, Tensor)
+            },
         }
 
-    def load(self, files: Files, progress: dict[str, int]) -> None:
+    def shared_parts(self) -> Parts:
+        """The tensors that are equal on all ranks: all but the buffers."""
+        buffers = {name for name, _ in self.module.named_buffers()}
+        return {
+            part: {n: t for n, t in tensors.items() if part == "optimizer" or n not in buffers}
+            for part, tensors in self.parts().items()
+        }
+
+    def modules(self) -> list[nn.Module]:
+        """The model, and what has buffers like it."""
+        return [self.module, self.ema.module]
+
+    def numbers(self) -> dict[str, Any]:
+        """What is no tensor: it stands in the manifest, and JSON can hold it."""
+        groups = self.optimizer.state_dict()["param_groups"]
+        return {
+            "optimizer": {
+                f"{name}.{key}": value
+                for name, key, value in self._optimizer_values()
+                if not isinstance(value, Tensor)
+            },
+            "optimizer_groups": [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in groups
+            ],
+            "ema_updates": int(self.ema.n_averaged),  # 0 would start the average afresh
+        }
+
+    def load(self, parts: Parts, numbers: dict[str, Any], progress: dict[str, int]) -> None:
         """Take over what a checkpoint holds.
 
         Raises:
             Refused: it belongs to another model.
         """
-        training = files["training.pt"]
         try:
-            self.module.load_state_dict(files["model.pt"])
-            self.optimizer.load_state_dict(training["optimizer"])
+            self.module.load_state_dict(parts["model"])
+            self._load_optimizer(parts.get("optimizer", {}), numbers)  # some optimizers keep none
         except (RuntimeError, ValueError) as error:
             words = " ".join(str(error).split())
             raise Refused(f"the checkpoint does not fit this model: {words}") from None
-        if "ema.pt" in files:
-            self.ema.module.load_state_dict(files["ema.pt"])
-            self.ema.n_averaged.fill_(training["ema_updates"])
+        if "ema" in parts:
+            self.ema.module.load_state_dict(parts["ema"])
+            self.ema.n_averaged.fill_(numbers["ema_updates"])
         else:
             logger.warning("the checkpoint holds no EMA: the average starts from its weights")
-            self.ema.module.load_state_dict(files["model.pt"])
+            self.ema.module.load_state_dict(parts["model"])
         self.progress = Progress(**progress)
+
+    def _optimizer_values(self) -> Iterator[tuple[str, str, Any]]:
+        """Each value of the optimizer's state, by the name of its parameter and its own."""
+        state = self.optimizer.state_dict()["state"]
+        for index, name in enumerate(self._optimized()):
+            for key, value in sorted(state.get(index, {}).items()):
+                yield name, key, value
+
+    def _optimized(self) -> list[str]:
+        """The names of the parameters, in the order in which the optimizer numbers them."""
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        return [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _load_optimizer(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Fill the optimizer.
+
+        Raises:
+            ValueError: it belongs to other parameters, or to another number of groups.
+        """
+        indices = {name: index for index, name in enumerate(self._optimized())}
+        state: dict[int, dict[str, Any]] = {}
+        for path, value in {**tensors, **numbers["optimizer"]}.items():
+            name, _, key = path.rpartition(".")
+            if name not in indices:
+                raise ValueError(f"the optimizer has no parameter {name}")
+            state.setdefault(indices[name], {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        for group, saved in zip(groups, numbers["optimizer_groups"], strict=True):
+            for key, value in saved.items():
+                # JSON knows no tuples, such as Adam's betas.
+                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 @dataclass(frozen=True)
@@ -106,6 +167,11 @@ class Job:
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return torch.float64 if self.config.dtype == "float64" else torch.float32
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How tensors with four dimensions lie in memory."""
+        return memory_format(self.config)
 
     @property
     def total_steps(self) -> int:

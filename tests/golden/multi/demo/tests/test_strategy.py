@@ -1,22 +1,24 @@
-"""Engine: saving and loading on several ranks: all agree, and only rank 0 needs the disk."""
+"""Engine: saving and loading on several ranks, whoever writes: all agree, in seconds."""
 
 import math
-import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from ..engine import strategy
-from ..engine.checkpoint import Keep, describe, newest
+from ..engine import checkpoint as checkpoint_module
+from ..engine.checkpoint import describe, newest
 from ..engine.digest import digest
 from ..engine.launch import Refused
+from ..engine.manifest import read_checkpoint
+from ..engine.strategy import Checkpointer
 from .harness import values
 from .parts import joined
-from .toy import Toy
+from .toy import Toy, put
 
-ALL = Keep(newest=100, resumed_from=None)
+KEEP = 100
 
 
 def rate(init_method: str, losses: list[float]) -> list[float | None]:
@@ -35,13 +37,16 @@ def save_on_full_disk(init_method: str, root: str) -> str:
     import resource
 
     with joined(init_method) as job:
+        checkpointer = Checkpointer(Path(root), job.world, KEEP)
         job.state.progress.step = 1
-        strategy.save(Path(root), job, None, ALL)
+        checkpointer.save(job, None)
+        checkpointer.finish()
         if job.world.is_main:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
         job.state.progress.step = 2
         try:
-            strategy.save(Path(root), job, None, ALL)
+            checkpointer.save(job, None)
+            checkpointer.finish()
         except OSError as error:
             return str(error)
         finally:
@@ -59,50 +64,87 @@ def test_full_disk_is_an_error_on_every_rank_and_costs_no_checkpoint(tmp_path: P
     assert newest(tmp_path) is not None
 
 
-def save_weights(init_method: str, root: str, step: int) -> str:
-    """Save a state whose weights are all the number of its step; its digest."""
-    with joined(init_method) as job:
+def save_slowly(init_method: str, root: str) -> int:
+    """Save with a disk that takes longer than ranks wait for each other otherwise."""
+    with joined(init_method, timeout_s=1.0) as job:
+        seal = checkpoint_module.seal
+
+        def slow_seal(*arguments: object) -> None:
+            time.sleep(3.0)
+            seal(*arguments)  # type: ignore[arg-type]
+
+        put(checkpoint_module, seal=slow_seal)
+        put(sys.modules[Checkpointer.__module__], seal=slow_seal)
+        checkpointer = Checkpointer(Path(root), job.world, KEEP)
+        for step in (1, 2):
+            job.state.progress.step = step
+            checkpointer.save(job, None)
+        checkpointer.finish()
+    return step
+
+
+def test_save_may_take_longer_than_the_time_out(tmp_path: Path) -> None:
+    assert values(save_slowly, 2, str(tmp_path)) == [2, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
+
+
+def save_weights(init_method: str, root: str, step: int, toy: Toy) -> str:
+    """Save a state in which every weight is the number of its step; its digest on this rank."""
+    with joined(init_method, toy) as job:
         job.state.progress.step = step
         for parameter in job.state.module.parameters():
             torch.nn.init.constant_(parameter, step)
-        strategy.save(Path(root), job, None, ALL)
-        return digest(job.state.files())
+        for buffer in job.state.module.buffers():
+            buffer.fill_(job.world.rank)
+        checkpointer = Checkpointer(Path(root), job.world, KEEP)
+        checkpointer.save(job, None)
+        checkpointer.finish()
+        return digest([job.state.shared_parts(), job.state.numbers()])
 
 
-def restore(init_method: str, roots: list[str], resume: str, toy: Toy) -> tuple[int, str] | str:
+def restore(init_method: str, root: str, resume: str, toy: Toy) -> tuple[int, str] | str:
     """The step and the digest of what a rank has restored, or why it was refused."""
     with joined(init_method, toy) as job:
-        os.chdir(roots[job.world.rank])
         try:
-            strategy.restore(Path(), resume, job.state, job.world)
+            Checkpointer(Path(root), job.world, KEEP).restore(resume, job.state)
         except Refused as error:
             return str(error)
-        return job.state.progress.step, digest(job.state.files())
+        restored = digest([job.state.shared_parts(), job.state.numbers()])
+        return job.state.progress.step, restored
 
 
-def test_rank_0_decides_for_all_and_the_others_need_no_disk(tmp_path: Path) -> None:
-    roots = [str(tmp_path / name) for name in ("disk0", "disk1", "empty")]
-    (tmp_path / "empty").mkdir()
-    (saved,) = values(save_weights, 1, roots[0], 5)
-    values(save_weights, 1, roots[1], 9)
-    assert values(restore, 3, roots, "auto", Toy()) == [(5, saved)] * 3
-    # Only rank 0 has the directory that is asked for.
-    assert values(restore, 2, roots[:2], "step_00000005", Toy()) == [(5, saved)] * 2
-    # Rank 0 sees nothing, so nobody resumes.
-    fresh = values(restore, 2, roots[:0:-1], "auto", Toy())
-    assert fresh[0] == fresh[1]
-    assert fresh[0][0] == 0
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, world_size: int) -> None:
+    toy = Toy(depth=2, has_batch_norm=True)
+    (saved, *_) = values(save_weights, world_size, str(tmp_path), 5, toy)
+    for other in (1, 2, 3):
+        assert values(restore, other, str(tmp_path), "auto", toy) == [(5, saved)] * other
+
+
+def test_manifest_lists_every_file(tmp_path: Path) -> None:
+    values(save_weights, 2, str(tmp_path), 5, Toy())
+    directory = tmp_path / "step_00000005"
+    names = {path.name for path in directory.iterdir()} - {"manifest.json"}
+    listed = {entry.name for entry in read_checkpoint(directory, verify=True).manifest.files}
+    assert listed == names
+    assert len(names) >= 2
 
 
 def test_refusal_is_everybodys(tmp_path: Path) -> None:
     root = str(tmp_path)
-    values(save_weights, 1, root, 5)
-    other_model = values(restore, 2, [root] * 2, "auto", Toy(depth=2))
-    damaged = tmp_path / "step_00000005"
-    with (damaged / "model.pt").open("ab") as file:
-        file.write(b"more")
-    incomplete = values(restore, 2, [root, root], str(damaged), Toy())
-    assert other_model[0].startswith("the checkpoint does not fit this model: ")
-    assert incomplete[0].startswith("resume: expected a complete checkpoint, got ")
-    assert other_model[0] == other_model[1]
-    assert incomplete[0] == incomplete[1]
+    values(save_weights, 2, root, 5, Toy())
+    other_model = values(restore, 2, root, "auto", Toy(depth=2))
+    never = values(restore, 2, root, "never", Toy())
+    directory = tmp_path / "step_00000005"
+    damaged = next(path for path in directory.iterdir() if path.name != "manifest.json")
+    damaged.write_bytes(damaged.read_bytes() + b"more")
+    incomplete = values(restore, 2, root, str(directory), Toy())
+    buried = values(restore, 2, root, "auto", Toy())
+    for heard, words in (
+        (other_model, "the checkpoint does not fit this model: "),
+        (never, "resume: expected a run_dir without checkpoints for never, got "),
+        (incomplete, "resume: expected a complete checkpoint, got "),
+        (buried, "resume: expected a complete checkpoint in "),
+    ):
+        assert heard[0].startswith(words)
+        assert heard[0] == heard[1]

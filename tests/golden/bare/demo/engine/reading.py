@@ -1,0 +1,31 @@
+"""Engine: the tensors of a checkpoint, read by one process, without the others."""
+
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor
+
+from .launch import Refused
+from .manifest import Checkpoint
+
+
+def part_names(checkpoint: Checkpoint) -> list[str]:
+    """The parts that a checkpoint holds."""
+    names = (entry.name for entry in checkpoint.manifest.files)
+    return [name.removesuffix(".pt") for name in names]
+
+
+def read_part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+    """The tensors of a part by name, on the CPU.
+
+    Raises:
+        Refused: the part can't be read.
+    """
+    try:
+        # Tensors only: nothing in the file can run code.
+        tensors: dict[str, Tensor] = torch.load(
+            checkpoint.path / f"{name}.pt", map_location="cpu", weights_only=True
+        )
+    except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
+        raise Refused(f"can't read checkpoint {checkpoint.path}: {error}") from None
+    return tensors

@@ -1,0 +1,67 @@
+"""Shared: what the value of a setting must be, where its type lets nonsense through. No torch."""
+
+import math
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+from .engine.launch import Refused
+
+# What is expected, of which settings, and a test of it. None was let through by the type.
+_RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
+    (
+        "at least 1",
+        (
+            "epochs",
+            "max_steps",
+            "global_batch_size",
+            "micro_batch_size",
+            "log_every",
+            "eval_every",
+            "save_every",
+            "keep_checkpoints",
+            "optim.base_batch_size",
+            "ddp.powersgd_rank",
+            "data.prefetch_factor",
+        ),
+        lambda value: value >= 1,
+    ),
+    (
+        "more than 0",
+        ("timeout_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
+        lambda value: value > 0 and math.isfinite(value),
+    ),
+    (
+        "0 or more",
+        ("optim.weight_decay", "optim.warmup_steps", "data.num_workers"),
+        lambda value: value >= 0 and math.isfinite(value),
+    ),
+    ("between 0 and 1", ("optim.min_lr_ratio",), lambda value: 0 <= value <= 1),
+    ("at least 0 and less than 1", ("ema_decay",), lambda value: 0 <= value < 1),
+    ("the name of a directory", ("run_dir",), lambda value: bool(value.strip())),
+    (
+        "a type without a number, such as cpu (each rank takes the device of its own number)",
+        ("device",),
+        lambda value: value.isidentifier(),
+    ),
+    (
+        f"one of {', '.join(multiprocessing.get_all_start_methods())} on this platform",
+        ("data.multiprocessing_context",),
+        lambda value: value in multiprocessing.get_all_start_methods(),
+    ),
+)
+
+
+def check_values(config: object) -> None:
+    """Refuse a setting whose value can't work, whatever the others are.
+
+    Raises:
+        Refused: the first one, in one line: the key, what was expected, what was got.
+    """
+    for expected, keys, is_right in _RULES:
+        for key in keys:
+            value: Any = config
+            for name in key.split("."):
+                value = getattr(value, name)
+            if value is not None and not is_right(value):
+                raise Refused(f"{key}: expected {expected}, got {value!r}")
