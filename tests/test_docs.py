@@ -385,13 +385,15 @@ def test_commands_of_the_rendered_readme_work(
 ) -> None:
     project = render({}, tmp_path, slug="my_project")
     blocks = _blocks(project / "README.md")
-    assert [needs for needs, _ in blocks] == ["", "", "gpu", "template"]
-    first, second, *_ = _run_blocks(blocks, project, newcomer, count)
+    assert [needs for needs, _ in blocks] == ["", "", "gpu", "", "template"]
+    first, second, _, listed, _ = _run_blocks(blocks, project, newcomer, count)
     result = r"^step 69  epoch 3  valid: loss 0\.\d+  accuracy 0\.\d+  targets 360$"
     assert re.search(result, first, re.MULTILINE), first
     assert "resumed from step_00000069: step 69, epoch 3, sample 0" in second
     assert "step 92  epoch 4" in second
     assert " passed" in second
+    assert re.search(r"^ +92 .* complete, every byte checked, best$", listed, re.MULTILINE), listed
+    assert (project / "weights.pt").is_file()
 
 
 def test_commands_for_several_machines_work(
@@ -399,8 +401,8 @@ def test_commands_for_several_machines_work(
 ) -> None:
     project = render({"backend": "gloo", "nodes": "multi"}, tmp_path, slug="my_project")
     _, _, *others = _blocks(project / "README.md")
-    assert [needs for needs, _ in others] == ["", "cluster", "template"]
-    (train, cluster, _) = _run_blocks(others, project, newcomer, count)
+    assert [needs for needs, _ in others] == ["", "cluster", "", "template"]
+    (train, cluster) = _run_blocks(others[:2], project, newcomer, count)
     assert "world size     2 on cpu" in train
     assert "resumed from step_00000002" in cluster
 
@@ -410,7 +412,7 @@ def test_commands_of_the_other_example_work(
 ) -> None:
     project = render({"backend": "gloo", "example": "bytes"}, tmp_path, slug="my_project")
     needs = [block[0] for block in _blocks(project / "README.md")]
-    assert needs == ["", "", "", "gpu", "template"]
+    assert needs == ["", "", "", "gpu", "", "template"]
     short = "configs/debug.yaml --max_steps 2 --device cpu"
     blocks = [
         (needed, commands.replace("configs/debug.yaml --device cpu", short))

@@ -432,24 +432,27 @@ def pristine(shared: Path) -> Callable[[str], Path]:
     return project_with
 
 
-def own_tests(project: Path, *node_ids: str) -> tuple[int, str]:
+def own_tests(project: Path, cache: Path, *node_ids: str) -> tuple[int, str]:
     """Run some of a project's own tests; the exit code, and what pytest said."""
     tests = [f"{SLUG}/tests/{node_id}" for node_id in node_ids]
     command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
-    result = run(*command, cwd=project, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    result = run(*command, cwd=project, env=environment)
     return result.returncode, result.stdout
 
 
 @pytest.mark.parametrize("checkpoint", sorted({row.checkpoint for row in MUTATIONS}))
-def test_their_tests_pass_without_a_fault(pristine: Callable[[str], Path], checkpoint: str) -> None:
+def test_their_tests_pass_without_a_fault(
+    pristine: Callable[[str], Path], shared: Path, checkpoint: str
+) -> None:
     node_ids = {row.caught_by for row in MUTATIONS if row.checkpoint == checkpoint}
-    code, output = own_tests(pristine(checkpoint), *sorted(node_ids))
+    code, output = own_tests(pristine(checkpoint), shared / "inductor", *sorted(node_ids))
     assert code == 0, output
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in MUTATIONS])
 def test_fault_is_caught(
-    pristine: Callable[[str], Path], tmp_path: Path, row: Mutation, count: Count
+    pristine: Callable[[str], Path], shared: Path, tmp_path: Path, row: Mutation, count: Count
 ) -> None:
     project = tmp_path / SLUG
     shutil.copytree(pristine(row.checkpoint), project)
@@ -458,7 +461,7 @@ def test_fault_is_caught(
         text = file.read_text()
         assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
         file.write_text(text.replace(old, new))
-    code, output = own_tests(project, row.caught_by)
+    code, output = own_tests(project, shared / "inductor", row.caught_by)
     assert code == 1, output
     assert "1 failed" in output, output
     count("mutations caught", 1)

@@ -27,14 +27,20 @@ def name_of(answers: Answers) -> str:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_named_variant_passes_its_own_tests(name: str, tmp_path: Path, count: Count) -> None:
+def test_a_named_variant_passes_its_own_tests(
+    name: str, tmp_path: Path, shared: Path, count: Count
+) -> None:
     """All that the user gets, with a run through launcher and command line among them."""
     project = render(VARIANTS[name], tmp_path)
     output = succeed(
         *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
         f"--basetemp={tmp_path / 'temporary'}",
         cwd=project,
-        env={"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        env={
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            # The variants compile the same models: once for all.
+            "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor"),
+        },
     )
     (passed,) = re.findall(r"=+ (\d+) passed.* in .*=+$", output, re.MULTILINE)
     skipped = re.findall(r"^SKIPPED .*", output, re.MULTILINE)

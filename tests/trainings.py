@@ -35,16 +35,16 @@ STOP = 30
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {},
     "bytes": {
-        "data__train_bytes": 157 * 512 + 1,
+        "data__train_bytes": 79 * 512 + 1,
         "data__valid_bytes": 20 * 512 + 1,
         "model__layers": 1,
         "model__dropout": 0.1,
-        "global_batch_size": 8,
+        "global_batch_size": 4,
     },
 }
 
 # Several micro-batches for each step of two ranks, and in the last of an epoch fewer.
-MICRO = {"digits": 8, "bytes": 2}
+MICRO = {"digits": 8, "bytes": 1}
 
 # How far the loss must have fallen then, as a share of the first.
 FALLS_TO = {"digits": 0.7, "bytes": 0.9}

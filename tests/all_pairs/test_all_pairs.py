@@ -29,7 +29,7 @@ def name_of(answers: Answers) -> str:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path, shared: Path) -> dict[str, str]:
     """Give what a person's shell would have, and what lets two projects run beside each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -39,6 +39,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "PYTEST_ADDOPTS": f"--basetemp={tmp_path / 'temporary'}",
         "PYTHONDONTWRITEBYTECODE": "",
         "GLOO_SOCKET_IFNAME": "lo",
+        "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor"),  # the projects compile the same models
         "MASTER_PORT": str(port),
         "RDZV_ENDPOINT": "localhost:0",
         # A container may have no other user.

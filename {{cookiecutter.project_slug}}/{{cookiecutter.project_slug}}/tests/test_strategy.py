@@ -3,16 +3,20 @@
 import math
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import DebugLevel, set_debug_level
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..engine import checkpoint as checkpoint_module
 from ..engine.checkpoint import describe, newest
 from ..engine.digest import digest
 from ..engine.launch import Refused
-from ..engine.manifest import read_checkpoint
+from ..engine.manifest import list_checkpoints, read_checkpoint
 from ..engine.strategy import Checkpointer
 from .harness import values
 from .parts import joined
@@ -66,26 +70,25 @@ def test_full_disk_is_an_error_on_every_rank_and_costs_no_checkpoint(tmp_path: P
 
 def save_slowly(init_method: str, root: str) -> int:
     """Save with a disk that takes longer than ranks wait for each other otherwise."""
-    with joined(init_method, timeout_s=1.0) as job:
+    with joined(init_method) as job:
         seal = checkpoint_module.seal
 
-        def slow_seal(*arguments: object) -> None:
+        def slow_seal(*arguments: Any) -> None:
             time.sleep(3.0)
-            seal(*arguments)  # type: ignore[arg-type]
+            seal(*arguments)
 
         put(checkpoint_module, seal=slow_seal)
         put(sys.modules[Checkpointer.__module__], seal=slow_seal)
         checkpointer = Checkpointer(Path(root), job.world, KEEP)
-        for step in (1, 2):
-            job.state.progress.step = step
-            checkpointer.save(job, None)
+        _set_pg_timeout(timedelta(seconds=1))  # from here on, of the group of the training
+        job.state.progress.step = 1
+        checkpointer.save(job, None)
         checkpointer.finish()
-    return step
+        return len(list_checkpoints(Path(root)))
 
 
 def test_save_may_take_longer_than_the_time_out(tmp_path: Path) -> None:
-    assert values(save_slowly, 2, str(tmp_path)) == [2, 2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
+    assert values(save_slowly, 2, str(tmp_path)) == [1, 1]
 
 
 def save_weights(init_method: str, root: str, step: int, toy: Toy) -> str:
@@ -119,6 +122,32 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, world_s
     (saved, *_) = values(save_weights, world_size, str(tmp_path), 5, toy)
     for other in (1, 2, 3):
         assert values(restore, other, str(tmp_path), "auto", toy) == [(5, saved)] * other
+
+
+def test_damaged_one_is_passed_over_by_all(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    (first, _), _ = (values(save_weights, 2, root, step, Toy()) for step in (5, 9))
+    damaged = max((tmp_path / "step_00000009").iterdir(), key=lambda path: path.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert values(restore, 3, root, "auto", Toy()) == [(5, first)] * 3
+
+
+def save_watched(init_method: str, root: str) -> list[int]:
+    """Save often while torch compares the collectives of the ranks; the steps that are kept."""
+    set_debug_level(DebugLevel.DETAIL)
+    with joined(init_method) as job:
+        checkpointer = Checkpointer(Path(root), job.world, 2)
+        for step in range(1, 6):
+            job.state.progress.step = step
+            checkpointer.save(job, 1.0 / step)
+        checkpointer.finish()
+        checkpointer.restore("auto", job.state)
+    return [int(path.name.removeprefix("step_")) for path in list_checkpoints(Path(root))]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_take_part_in_the_same_collectives(tmp_path: Path, world_size: int) -> None:
+    assert values(save_watched, world_size, str(tmp_path)) == [[5, 4]] * world_size
 
 
 def test_manifest_lists_every_file(tmp_path: Path) -> None:

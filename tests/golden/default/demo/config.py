@@ -184,8 +184,8 @@ def check(config: Config, launch: Launch) -> None:
         Refused: the first mistake, in one line: the key, what was expected, what was got.
     """
     check_values(config)
-    # Rank 0 alone reads a checkpoint: the others need not see its disk.
     is_path = config.resume not in ("auto", "never")
+    # Rank 0 decides which checkpoint it is: the others need not see its disk.
     if is_path and launch.rank == 0 and not Path(config.resume).is_dir():
         raise Refused(
             f"resume: expected auto, never or the directory of a checkpoint, got {config.resume!r}"

@@ -10,7 +10,7 @@ from .. import train
 from ..config import Config
 from .harness import values
 from .scenario import run_training, set_config
-from .toy import Notes, Toy, ToyNet, loss_sum, put
+from .toy import NUM_TARGETS, Notes, Toy, ToyNet, loss_sum, put
 
 CONFIG = set_config(
     Config(),
@@ -53,6 +53,46 @@ def test_activation_checkpointing_changes_nothing(run_dir: str) -> None:
     for rank in saving:
         for name, tensor in rank.parameters.items():
             torch.testing.assert_close(tensor, plain[0].parameters[name], rtol=0, atol=1e-12)
+
+
+class Remembering(ToyNet):
+    """Adds a running mean of its inputs, which no gradient reaches, to what it answers."""
+
+    memory: Tensor
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(toy)
+        self.register_buffer("memory", torch.zeros(NUM_TARGETS))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Predictions that depend on the batches before."""
+        if self.training:
+            self.memory.mul_(0.5).add_(inputs.detach().mean())
+        predictions: Tensor = self.layers(inputs)
+        return predictions + self.memory.clone()
+
+
+def use_remembering() -> Notes:
+    """Prepare a training of such a model, from the same weights."""
+    notes = TOY.use()
+
+    def build_model(_: Any) -> ToyNet:
+        torch.manual_seed(0)
+        return Remembering(TOY)
+
+    put(train, build_model=build_model)
+    return notes
+
+
+def test_buffers_that_act_in_training_resume_exactly(run_dir: str) -> None:
+    # DDP sends rank 0's before the first forward of a step, and only then.
+    straight_config = set_config(CONFIG, run_dir=f"{run_dir}-straight")
+    config = set_config(CONFIG, run_dir=run_dir)
+    straight = values(run_training, 2, straight_config, use_remembering)
+    values(run_training, 2, set_config(config, max_steps=2), use_remembering)
+    resumed = values(run_training, 2, config, use_remembering)
+    assert [rank.digest for rank in resumed] == [rank.digest for rank in straight]
+    assert not torch.equal(straight[0].buffers["memory"], straight[1].buffers["memory"])
 
 
 def use_two_forwards() -> Notes:

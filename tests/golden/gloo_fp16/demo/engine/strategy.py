@@ -93,6 +93,8 @@ class Checkpointer:
         copies = self._copy(own_share(job.state, self.world))
         manifest = describe(job, valid_loss)
         self._in_flight = self._thread.submit(self._write, copies, manifest)
+        if self._group is None:
+            self._wait()  # without a group of its own, nothing may run beside it
 
     def finish(self) -> None:
         """Wait for the save in flight. Collective. After an error leave it alone: it may hang.

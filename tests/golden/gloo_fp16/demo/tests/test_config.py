@@ -99,7 +99,7 @@ BAD_OPTIONS = [
 @pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
 def test_bad_option_is_one_line(options: str, message: str) -> None:
     with pytest.raises(Refused) as refused:
-        check(parse(options.split()), Launch(world_size=2))
+        check(parse(options.split()), Launch(world_size=2, local_world_size=2))
     assert str(refused.value) == message
 
 

@@ -7,6 +7,7 @@ a rank's own, its buffers, it writes itself. At resume each rank reads its own d
 
 import logging
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -95,29 +96,27 @@ class Checkpointer:
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
             for module in state.modules():
                 stack.enter_context(rank0_buffers(module, self.world))
-            with self._agreed(step):
-                if self._leads:
-                    prepare(self.root, step)
+            self._by_leaders(step, lambda: prepare(self.root, step))
             with self._agreed(step):
                 if own:
                     torch.save(own, temporary / rank_file(self.world.rank))
-                if self._leads:
-                    for name, tensors in state.parts().items():
-                        torch.save(tensors, temporary / f"{name}.pt")
-            with self._agreed(step):
-                if self._leads:
-                    seal(temporary, describe(job, valid_loss))
-            with self._agreed(step):  # all is on the disks: none is lost if one fails from here on
-                if self._leads:
-                    publish(temporary)
-        if self._leads:
-            retain(self.root, self._keep)
+            self._by_leaders(step, lambda: write_parts(state, temporary))
+            self._by_leaders(step, lambda: seal(temporary, describe(job, valid_loss)))
+            # All is on the disks: none is lost if one fails from here on.
+            self._by_leaders(step, lambda: publish(temporary))
+        self._by_leaders(step, lambda: retain(self.root, self._keep))
 
     def finish(self) -> None:
         """Nothing is under way after `save`."""
 
     def _agreed(self, step: int) -> AbstractContextManager[None]:
         return agreed_write(self.world, step, self._group)
+
+    def _by_leaders(self, step: int, act: Callable[[], object]) -> None:
+        """Do something once on each disk; all ranks go on when it is done on all. Collective."""
+        with self._agreed(step):
+            if self._leads:
+                act()
 
     def _choose(self, resume: str) -> Checkpoint | None:
         """What this rank reads from its own disk; none where its disk does not hold it."""
@@ -171,6 +170,12 @@ class Checkpointer:
 def rank_file(rank: int) -> str:
     """The file of what is a rank's own."""
     return f"rank{rank:05d}.pt"
+
+
+def write_parts(state: TrainState, directory: Path) -> None:
+    """Write what is equal on all ranks, and the buffers as they are now."""
+    for name, tensors in state.parts().items():
+        torch.save(tensors, directory / f"{name}.pt")
 
 
 def require_same_weights(job: Job) -> None:
