@@ -216,7 +216,7 @@ def check(config: Config, launch: Launch) -> None:
     check_values(config)
     is_path = config.resume not in ("auto", "never")
     {% if cookiecutter.checkpoint == "per_rank" %}
-    # Where there are several machines, those that have it serve the others.
+    # Another machine may have it, and serve this one.
     is_path = is_path and launch.local_world_size == launch.world_size
     {% else %}
     # Rank 0 decides which checkpoint it is: the others need not see its disk.

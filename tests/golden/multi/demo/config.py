@@ -168,7 +168,7 @@ def check(config: Config, launch: Launch) -> None:
     """
     check_values(config)
     is_path = config.resume not in ("auto", "never")
-    # Where there are several machines, those that have it serve the others.
+    # Another machine may have it, and serve this one.
     is_path = is_path and launch.local_world_size == launch.world_size
     if is_path and launch.rank == 0 and not Path(config.resume).is_dir():
         raise Refused(
