@@ -52,7 +52,8 @@ class Metrics:
             if self.is_main:
                 self._tracker = Tracker(run_dir, progress.step, asdict(job.config))
         {% endif %}
-        self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
+        self._samples = 0
+        self.start_clock(0.0)
         if not self.is_main:
             return
         {% if cookiecutter.example == "bytes" %}
@@ -71,6 +72,10 @@ class Metrics:
             values = {name: math.nan if v is None else v for name, v in record.items()}
             self._tracker.log(split, step, values)  # leaves out what it was given before
         {% endif %}
+
+    def start_clock(self, waited_s: float) -> None:
+        """Rates count from here on; before it, the model was tried and perhaps compiled."""
+        self._start, self._waited_s = time.perf_counter(), waited_s
 
     def count(self, num_samples: int) -> None:
         """Account for the samples of one window."""

@@ -109,6 +109,7 @@ def run_steps(
 ) -> None:
     """Step after step to the end; logging, evaluation and saving where they are due."""
     config, progress = job.config, job.state.progress
+    metrics.start_clock(batches.waited_s)
     if progress.step > progress.evaluated_step and job.is_due(config.eval_every):
         evaluate_all(job, valid_loader, metrics)  # what the run before did not come to
     while not job.is_finished():

@@ -33,7 +33,8 @@ class Metrics:
         with agreed(job.world):
             if self.is_main:
                 self._tracker = Tracker(run_dir, progress.step, asdict(job.config))
-        self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
+        self._samples = 0
+        self.start_clock(0.0)
         if not self.is_main:
             return
         path = run_dir / "metrics.jsonl"
@@ -41,6 +42,10 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8")
         # disable=None: no bar where standard error is no terminal, as in a log file.
         self._bar = tqdm(total=job.total_steps, initial=progress.step, unit="step", disable=None)
+
+    def start_clock(self, waited_s: float) -> None:
+        """Rates count from here on; before it, the model was tried and perhaps compiled."""
+        self._start, self._waited_s = time.perf_counter(), waited_s
 
     def count(self, num_samples: int) -> None:
         """Account for the samples of one window."""

@@ -33,7 +33,8 @@ class Metrics:
         with agreed(job.world):
             if self.is_main:
                 self._tracker = Tracker(run_dir, progress.step, asdict(job.config))
-        self._start, self._samples, self._waited_s = time.perf_counter(), 0, 0.0
+        self._samples = 0
+        self.start_clock(0.0)
         if not self.is_main:
             return
         path = run_dir / "metrics.jsonl"
@@ -47,6 +48,10 @@ class Metrics:
             del record["epoch"], record["samples"]
             values = {name: math.nan if v is None else v for name, v in record.items()}
             self._tracker.log(split, step, values)  # leaves out what it was given before
+
+    def start_clock(self, waited_s: float) -> None:
+        """Rates count from here on; before it, the model was tried and perhaps compiled."""
+        self._start, self._waited_s = time.perf_counter(), waited_s
 
     def count(self, num_samples: int) -> None:
         """Account for the samples of one window."""

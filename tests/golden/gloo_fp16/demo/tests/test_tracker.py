@@ -4,15 +4,14 @@ import json
 import math
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import train
 from ..config import Config
 from ..engine import tracker
 from ..engine.metrics import Metrics
 from ..engine.rundir import PACKAGE
-from ..engine.state import Job
 from .harness import outcomes, values
 from .parts import joined
 from .scenario import read_metrics, run_training, set_config
@@ -60,23 +59,10 @@ def without_clock(points: dict[str, Any]) -> dict[str, Any]:
     return {name: found for name, found in points.items() if name.split("/")[1] not in CLOCK}
 
 
-def crash_after_five_steps() -> None:
-    """Prepare a training that fails between two checkpoints."""
-    TOY.use()
-    train_step = train.train_step
-
-    def crashing(job: Job, *args: Any, **named: Any) -> Any:
-        if job.state.progress.step == 5:
-            raise OSError("as if a disk had gone")
-        return train_step(job, *args, **named)
-
-    put(train, train_step=crashing)
-
-
 def test_every_step_stands_once_through_a_stop_and_a_crash(run_dir: str) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
     values(run_training, 2, set_config(config, max_steps=1), TOY.use)
-    crashed = outcomes(run_training, 2, config, crash_after_five_steps)
+    crashed = outcomes(run_training, 2, config, partial(TOY.use_until, 5))
     assert [rank.exit_code for rank in crashed] == [1, 1]
     [[run]] = values(read, 1, run_dir)
     assert run["points"]["train/loss"][-1][0] == 5  # the checkpoint is of step 3

@@ -1,18 +1,17 @@
 """Engine: a run that stops and goes on ends with the same bits as one that did not stop."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from .. import train
 from ..config import Config
-from ..engine.state import Job
 from .harness import outcomes, values
 from .scenario import Record, read_metrics, run_training, set_config
-from .toy import Notes, Toy, put
+from .toy import Toy
 
 CONFIG = set_config(
     Config(),
@@ -87,25 +86,11 @@ def test_samples_of_different_length_are_bit_exact(run_dir: str, world_size: int
     assert numbers_of(run_dir) == numbers_of(run_dir + "-straight")
 
 
-def crash_after_five_steps() -> Notes:
-    """Prepare a training that fails between two checkpoints."""
-    notes = TOY.use()
-    train_step = train.train_step
-
-    def crashing(job: Job, *args: Any, **named: Any) -> Any:
-        if job.state.progress.step == 5:
-            raise OSError("as if a disk had gone")
-        return train_step(job, *args, **named)
-
-    put(train, train_step=crashing)
-    return notes
-
-
 def test_crashed_run_goes_on_from_its_last_checkpoint(run_dir: str) -> None:
     straight_config = set_config(CONFIG, run_dir=run_dir + "-straight")
     straight = values(run_training, 2, straight_config, TOY.use)
     config = set_config(CONFIG, run_dir=run_dir, save_every=3)
-    crashed = outcomes(run_training, 2, config, crash_after_five_steps)
+    crashed = outcomes(run_training, 2, config, partial(TOY.use_until, 5))
     assert [rank.exit_code for rank in crashed] == [1, 1]
     resumed = values(run_training, 2, config, TOY.use)
     assert [rank.digest for rank in resumed] == [rank.digest for rank in straight]

@@ -1,5 +1,6 @@
 """Engine: what models do that DDP is known to trip over."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,13 +35,13 @@ class Checkpointed(ToyNet):
         return predictions
 
 
-def use_checkpointed() -> Notes:
+def use_kind(kind: type[ToyNet]) -> Notes:
     """Prepare a training of such a model, from the same weights."""
     notes = TOY.use()
 
     def build_model(_: Any) -> ToyNet:
         torch.manual_seed(0)
-        return Checkpointed(TOY)
+        return kind(TOY)
 
     put(train, build_model=build_model)
     return notes
@@ -48,7 +49,8 @@ def use_checkpointed() -> Notes:
 
 def test_activation_checkpointing_changes_nothing(run_dir: str) -> None:
     plain = values(run_training, 2, set_config(CONFIG, run_dir=f"{run_dir}-plain"), TOY.use)
-    saving = values(run_training, 2, set_config(CONFIG, run_dir=run_dir), use_checkpointed)
+    config = set_config(CONFIG, run_dir=run_dir)
+    saving = values(run_training, 2, config, partial(use_kind, Checkpointed))
     assert saving[0].progress["step"] == NUM_STEPS
     for rank in saving:
         for name, tensor in rank.parameters.items():
@@ -72,25 +74,14 @@ class Remembering(ToyNet):
         return predictions + self.memory.clone()
 
 
-def use_remembering() -> Notes:
-    """Prepare a training of such a model, from the same weights."""
-    notes = TOY.use()
-
-    def build_model(_: Any) -> ToyNet:
-        torch.manual_seed(0)
-        return Remembering(TOY)
-
-    put(train, build_model=build_model)
-    return notes
-
-
 def test_buffers_that_act_in_training_resume_exactly(run_dir: str) -> None:
     # DDP sends rank 0's before the first forward of a step, and only then.
     straight_config = set_config(CONFIG, run_dir=f"{run_dir}-straight")
     config = set_config(CONFIG, run_dir=run_dir)
-    straight = values(run_training, 2, straight_config, use_remembering)
-    values(run_training, 2, set_config(config, max_steps=2), use_remembering)
-    resumed = values(run_training, 2, config, use_remembering)
+    prepare = partial(use_kind, Remembering)
+    straight = values(run_training, 2, straight_config, prepare)
+    values(run_training, 2, set_config(config, max_steps=2), prepare)
+    resumed = values(run_training, 2, config, prepare)
     assert [rank.digest for rank in resumed] == [rank.digest for rank in straight]
     assert not torch.equal(straight[0].buffers["memory"], straight[1].buffers["memory"])
 

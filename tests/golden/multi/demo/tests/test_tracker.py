@@ -4,20 +4,19 @@ import importlib
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .. import train
 from ..config import Config
 from ..engine.metrics import Metrics
 from ..engine.rundir import PACKAGE
-from ..engine.state import Job
 from .harness import outcomes, values
 from .parts import joined
 from .scenario import read_metrics, run_training, set_config
-from .toy import Toy, put
+from .toy import Toy
 
 CONFIG = set_config(
     Config(), device="cpu", epochs=1, log_every=1, eval_every=2, save_every=3, data__num_workers=0
@@ -93,24 +92,11 @@ def splits(run_dir: str) -> set[str]:
     return {json.loads(line)["split"] for line in lines}
 
 
-def crash_after_five_steps() -> None:
-    """Prepare a training that fails between two checkpoints."""
-    TOY.use()
-    train_step = train.train_step
-
-    def crashing(job: Job, *args: Any, **named: Any) -> Any:
-        if job.state.progress.step == 5:
-            raise OSError("as if a disk had gone")
-        return train_step(job, *args, **named)
-
-    put(train, train_step=crashing)
-
-
 def test_every_step_stands_once_through_a_stop_and_crashes(run_dir: str) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
     values(run_training, 2, set_config(config, max_steps=1), TOY.use)
     for _ in range(2):  # the second one has nothing new to log
-        crashed = outcomes(run_training, 2, config, crash_after_five_steps)
+        crashed = outcomes(run_training, 2, config, partial(TOY.use_until, 5))
         assert [rank.exit_code for rank in crashed] == [1, 1]
     values(run_training, 2, config, TOY.use)
     [found] = values(read, 1, run_dir)

@@ -73,6 +73,19 @@ class Toy:
             put(optim, build_optimizer=sgd)
         return take_notes()
 
+    def use_until(self, step: int) -> Notes:
+        """As `use`, for a training that fails after a step."""
+        notes = self.use()
+        train_step = train.train_step
+
+        def crashing(job: Job, *args: Any, **named: Any) -> Any:
+            if job.state.progress.step == step:
+                raise OSError("as if a disk had gone")
+            return train_step(job, *args, **named)
+
+        put(train, train_step=crashing)
+        return notes
+
     def build_model(self) -> "ToyNet":
         """The same weights, in whatever process it is built."""
         torch.manual_seed(0)
