@@ -90,12 +90,18 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 
 def _tests_in(directory: Path) -> set[str]:
-    """Give `file::test` of a directory; of templates too, whose names may hold a condition."""
-    return {
-        f"{re.sub('{%.*?%}', '', path.name)}::{test}"
-        for path in directory.glob("*test_*.py*")
-        for test in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
-    }
+    """Give `file::test` of a directory; of templates too, whose names may hold a condition.
+
+    What a file includes for one of the answers stands in it.
+    """
+    found = set()
+    for path in directory.glob("*test_*.py*"):
+        texts = [path.read_text()]
+        for start in re.findall(r'{% include "(\w+/test_)" ~', texts[0]):
+            texts += [part.read_text() for part in (ROOT / "templates").glob(f"{start}*.py")]
+        tests = re.findall(r"^def (test_\w+)", "\n".join(texts), re.MULTILINE)
+        found |= {f"{re.sub('{%.*?%}', '', path.name)}::{test}" for test in tests}
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

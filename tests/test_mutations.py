@@ -352,9 +352,8 @@ MUTATIONS = [
     mutation(
         "a disk drops its old checkpoint before all have the new one",
         "test_saving.py::test_crash_between_two_disks_goes_back_to_what_both_hold[0-publish]",
-        *("engine/strategy.py", "                    publish(temporary)\n"),
-        "                    publish(temporary)\n"
-        "                    retain(self.root, self._keep)\n",
+        *("engine/strategy.py", "lambda: publish(temporary)"),
+        "lambda: (publish(temporary), retain(self.root, self._keep))",
         checkpoint="per_rank",
     ),
     mutation(

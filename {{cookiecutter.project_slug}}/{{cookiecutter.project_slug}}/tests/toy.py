@@ -12,7 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from .. import train
+{% if cookiecutter.tracker != "none" %}
+from ..engine import metrics, optim, rundir
+{% else %}
 from ..engine import optim, rundir
+{% endif %}
 from ..engine.loader import Batch
 from ..engine.state import Job
 
@@ -51,6 +55,10 @@ class Toy:
     """Index of a training sample with an infinite target."""
     log: str = ""
     """File that gets the index of each training sample when it is loaded."""
+    {% if cookiecutter.tracker != "none" %}
+    is_tracked: bool = False
+    """Numbers go to the tracker; to start one takes longer than a training."""
+    {% endif %}
 
     def use(self) -> Notes:
         """Replace the model, the data and the task of train.py in this process."""
@@ -69,6 +77,10 @@ class Toy:
             ),
         )
         put(rundir, describe_environment=dict)  # it takes longer than the training
+        {% if cookiecutter.tracker != "none" %}
+        if not self.is_tracked:
+            put(metrics, Tracker=Untracked)
+        {% endif %}
         if self.has_plain_sgd:
             put(optim, build_optimizer=sgd)
         return take_notes()
@@ -101,6 +113,20 @@ class Toy:
         return train_set, ToyData(valid, self.num_valid)
 
 
+{% if cookiecutter.tracker != "none" %}
+class Untracked:
+    """In place of a tracker; metrics.jsonl is written as ever."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def log(self, *_: object) -> None:
+        """Do nothing."""
+
+    def close(self, *_: object) -> None:
+        """Do nothing."""
+
+
+{% endif %}
 class ToyNet(nn.Module):
     """Linear layers with tanh between them."""
 

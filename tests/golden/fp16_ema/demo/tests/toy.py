@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from .. import train
-from ..engine import optim, rundir
+from ..engine import metrics, optim, rundir
 from ..engine.loader import Batch
 from ..engine.state import Job
 
@@ -51,6 +51,8 @@ class Toy:
     """Index of a training sample with an infinite target."""
     log: str = ""
     """File that gets the index of each training sample when it is loaded."""
+    is_tracked: bool = False
+    """Numbers go to the tracker; to start one takes longer than a training."""
 
     def use(self) -> Notes:
         """Replace the model, the data and the task of train.py in this process."""
@@ -69,6 +71,8 @@ class Toy:
             ),
         )
         put(rundir, describe_environment=dict)  # it takes longer than the training
+        if not self.is_tracked:
+            put(metrics, Tracker=Untracked)
         if self.has_plain_sgd:
             put(optim, build_optimizer=sgd)
         return take_notes()
@@ -99,6 +103,18 @@ class Toy:
             train_set.mask[self.bad_sample] = True
         valid = Toy(is_masked=self.is_masked, is_ragged=self.is_ragged)
         return train_set, ToyData(valid, self.num_valid)
+
+
+class Untracked:
+    """In place of a tracker; metrics.jsonl is written as ever."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def log(self, *_: object) -> None:
+        """Do nothing."""
+
+    def close(self, *_: object) -> None:
+        """Do nothing."""
 
 
 class ToyNet(nn.Module):

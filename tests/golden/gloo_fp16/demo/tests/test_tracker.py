@@ -20,7 +20,7 @@ from .toy import Toy, put
 CONFIG = set_config(
     Config(), device="cpu", epochs=1, log_every=1, eval_every=2, save_every=3, data__num_workers=0
 )
-TOY = Toy(num_samples=8 * CONFIG.global_batch_size)  # eight steps
+TOY = Toy(num_samples=8 * CONFIG.global_batch_size, is_tracked=True)  # eight steps
 CLOCK = ("samples_per_s", "data_wait")
 
 
@@ -97,7 +97,7 @@ def go_on(init_method: str, run_dir: str, steps: list[int], failures: int) -> No
 
     put(mlflow.MlflowClient, log_batch=answer)
     put(tracker, _PAUSES_S=(0.0, 0.0))
-    with joined(init_method) as job:
+    with joined(init_method, TOY) as job:
         progress = job.state.progress
         progress.step = progress.evaluated_step = steps[0] - 1
         Path(run_dir).mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ from .toy import Toy
 CONFIG = set_config(
     Config(), device="cpu", epochs=1, log_every=1, eval_every=2, save_every=3, data__num_workers=0
 )
-TOY = Toy(num_samples=8 * CONFIG.global_batch_size)  # eight steps
+TOY = Toy(num_samples=8 * CONFIG.global_batch_size, is_tracked=True)  # eight steps
 
 
 def records(file: Path) -> list[Any]:
@@ -129,7 +129,7 @@ def kill(victim: str) -> None:
 
 def go_on(init_method: str, run_dir: str, steps: list[int], victim: str = "") -> int:
     """Write some steps; at the third, one is killed. How many processes wandb has at the end."""
-    with joined(init_method) as job:
+    with joined(init_method, TOY) as job:
         progress = job.state.progress
         progress.step = progress.evaluated_step = steps[0] - 1
         Path(run_dir).mkdir(exist_ok=True)
