@@ -31,6 +31,7 @@ Count = Callable[[str, int], None]
 Timed = Callable[[str, str, float], None]
 
 
+@pytest.hookimpl(trylast=True)  # when what is not to run is gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let each of two workers, which begin with one half each, begin with the longest tests.
 
