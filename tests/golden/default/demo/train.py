@@ -86,7 +86,11 @@ def train(config: Config, world: World, run: RunDir) -> None:
             batch = batches.peek()  # stays the first one; what it is tried with is thrown away
             forward = partial(forward_loss, job, batch)
             job = replace(job, model=ddp.wrap(state.module, world, config, forward))
-        run_steps(job, batches, valid_loader, metrics, checkpointer)
+        try:
+            run_steps(job, batches, valid_loader, metrics, checkpointer)
+        except FloatingPointError:  # alike on all ranks, so what is being saved can be waited for
+            checkpointer.finish()
+            raise
         checkpointer.finish()
 
 
