@@ -154,11 +154,12 @@ def test_each_combination_trains_and_resumes_exactly(
     tree = proof.tree_hash(project)
     settings = trainings.settings_of(answers, device="cpu")
     ran: dict[str, Any] = {}
-    complaint = None
+    complaint: str | None = "it did not end"  # as of one that is interrupted
     try:
         result = train(project, settings)
         ran = told(result, settings)
         trainings.check(result, answers)
+        complaint = None
     except AssertionError as error:
         complaint = str(error)
         raise

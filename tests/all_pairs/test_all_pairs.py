@@ -107,9 +107,10 @@ def test_a_project_is_rendered_tested_started_and_resumed(
     with silent():
         assert tree == proof.tree_hash(render(answers, tmp_path / "by_function"))
     ran: dict[str, Any] = {}
-    complaint = None
+    complaint: str | None = "it did not end"  # as of one that is interrupted
     try:
         ran = use(project, environment)
+        complaint = None
     except Exception as error:
         complaint = str(error) or repr(error)
         raise
