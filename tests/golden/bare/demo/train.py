@@ -88,7 +88,7 @@ def train(config: Config, world: World, run: RunDir) -> None:
             job = replace(job, model=ddp.wrap(state.module, world, config, forward))
         try:
             run_steps(job, batches, valid_loader, metrics, checkpointer)
-        except FloatingPointError:  # alike on all ranks, so what is being saved can be waited for
+        except report.NonFiniteGradient:  # on all ranks, so what is being saved can be waited for
             checkpointer.finish()
             raise
         checkpointer.finish()

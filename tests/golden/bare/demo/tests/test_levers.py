@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import train
 from ..config import Config, OptimConfig
 from ..engine import gradient
+from ..engine.levers import place
 from ..engine.loader import to_device
 from ..engine.optim import build_optimizer
 from .harness import outcomes, values
@@ -173,7 +174,8 @@ def test_only_tensors_with_four_dimensions_have_channels() -> None:
 def steps_after_a_resume(fused: bool) -> list[Tensor]:
     """Weights after two steps in channels_last; between them, a checkpoint of a usual run."""
     torch.manual_seed(0)
-    module = nn.Conv2d(2, 4, 3).double().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    config = set_config(CONFIG, dtype="float64", channels_last=True)
+    module = place(nn.Conv2d(2, 4, 3), config, torch.device("cpu"))
     optimizer = build_optimizer(module, OptimConfig(fused=fused))
     images = torch.randn(2, 2, 4, 4, dtype=torch.float64)
     module(images).square().sum().backward()

@@ -45,7 +45,8 @@ def compiled(module: nn.Module, config: Config, world: World) -> nn.Module:
     # Beyond a limit torch would go on uncompiled, from a moment that depends on the past.
     settings: Any = torch._dynamo.config
     settings.fail_on_recompile_limit_hit = True
-    model: nn.Module = torch.compile(module, dynamic=config.compile == "dynamic")  # type: ignore[assignment]
+    model = torch.compile(module, dynamic=config.compile == "dynamic")
+    assert isinstance(model, nn.Module)
     return model
 
 

@@ -131,11 +131,15 @@ def describe(job: Job) -> str:
     return "\n".join(lines)
 
 
+class NonFiniteGradient(FloatingPointError):
+    """No step can be taken from here, on any rank: the reduced gradient is everybody's."""
+
+
 def leave_out(job: Job, norm: float | None) -> None:
     """Account for a window that gives no step, alike on all ranks; `norm` None: no targets.
 
     Raises:
-        FloatingPointError: the gradient is not finite, and `on_nonfinite` is `stop`.
+        NonFiniteGradient: the gradient is not finite, and `on_nonfinite` is `stop`.
     """
     progress = job.state.progress
     reason = "it has no targets" if norm is None else f"the norm of its gradient is {norm}"
@@ -143,7 +147,7 @@ def leave_out(job: Job, norm: float | None) -> None:
     # Overflow is how the scaler finds its scale; at 1 and below the gradient itself is to blame.
     is_fatal = is_fatal and job.state.scaler.get_scale() <= 1.0
     if is_fatal:
-        raise FloatingPointError(f"step {progress.step + 1} can't be taken: {reason}")
+        raise NonFiniteGradient(f"step {progress.step + 1} can't be taken: {reason}")
     progress.skipped += 1
     if norm is not None:
         comm_hook.forget(job.model)

@@ -11,7 +11,7 @@ import torch
 from .checkpoint import Keep, agreed_write, choose, commit, describe, retain
 from .distributed import World, agreed, broadcast_tensors, from_rank, patient_group
 from .manifest import Checkpoint
-from .reading import read_part
+from .reading import part_names, read_part
 from .state import Job, TrainState
 
 
@@ -34,8 +34,7 @@ class Checkpointer:
             if self.world.is_main:
                 checkpoint = choose(self.root, resume)
             if checkpoint is not None:
-                names = (entry.name.removesuffix(".pt") for entry in checkpoint.manifest.files)
-                parts = {name: read_part(checkpoint, name) for name in names}
+                parts = {name: read_part(checkpoint, name) for name in part_names(checkpoint)}
         checkpoint = from_rank(self.world, checkpoint)
         if checkpoint is None:
             return None

@@ -16,7 +16,7 @@ def disk_leaders(world: World, root: Path) -> list[int]:
         Refused: on every rank, when one can't write there.
     """
     token = from_rank(world, secrets.token_hex(8))
-    marks = [root / f".{token}-{rank}" for rank in range(world.world_size)]
+    marks = [root / f".mark-{token}-{rank}" for rank in range(world.world_size)]
     with agreed(world):
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -27,5 +27,7 @@ def disk_leaders(world: World, root: Path) -> list[int]:
             ) from None
     leader = next(rank for rank, mark in enumerate(marks) if mark.exists())
     leaders = gather(world, leader)
-    marks[world.rank].unlink()
+    if leader == world.rank:
+        for mark in root.glob(".mark-*"):  # of others too that were killed right here
+            mark.unlink()
     return leaders

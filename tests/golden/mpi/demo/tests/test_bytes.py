@@ -15,7 +15,7 @@ from ..engine import keyed
 from ..engine.checkpoint import newest
 from ..engine.metrics import Metrics
 from ..engine.reading import read_part
-from ..model import ByteGPT, build_model
+from ..model import Block, ByteGPT, build_model
 from ..settings import BLOCK_SIZE, ModelConfig
 from .harness import values
 from .parts import joined
@@ -79,9 +79,10 @@ def test_dropout_acts_in_training_alone() -> None:
 def attention_repeated(_: str, is_training: bool) -> bool:
     """The same of attention by itself, whose dropout is a number and no module."""
     block = new_model().blocks[0].train(is_training)
+    assert isinstance(block, Block)
     torch.manual_seed(0)
     x = torch.randn(2, 16, SMALL.width)
-    return torch.equal(block.attend(x), block.attend(x))  # type: ignore[operator]
+    return torch.equal(block.attend(x), block.attend(x))
 
 
 def test_dropout_of_attention_acts_in_training_alone() -> None:

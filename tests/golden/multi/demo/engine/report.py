@@ -131,17 +131,21 @@ def describe(job: Job) -> str:
     return "\n".join(lines)
 
 
+class NonFiniteGradient(FloatingPointError):
+    """No step can be taken from here, on any rank: the reduced gradient is everybody's."""
+
+
 def leave_out(job: Job, norm: float | None) -> None:
     """Account for a window that gives no step, alike on all ranks; `norm` None: no targets.
 
     Raises:
-        FloatingPointError: the gradient is not finite, and `on_nonfinite` is `stop`.
+        NonFiniteGradient: the gradient is not finite, and `on_nonfinite` is `stop`.
     """
     progress = job.state.progress
     reason = "it has no targets" if norm is None else f"the norm of its gradient is {norm}"
     is_fatal = norm is not None and job.config.on_nonfinite == "stop"
     if is_fatal:
-        raise FloatingPointError(f"step {progress.step + 1} can't be taken: {reason}")
+        raise NonFiniteGradient(f"step {progress.step + 1} can't be taken: {reason}")
     progress.skipped += 1
     if norm is not None:
         comm_hook.forget(job.model)
