@@ -16,17 +16,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-{% if cookiecutter.amp == "fp16" %}
-from torch.amp.grad_scaler import GradScaler
-{% endif %}
 from torch.distributed.elastic.multiprocessing.errors import record
-{% if cookiecutter.ema %}
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-{% endif %}
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import ddp, distributed, gradient, keyed, levers, optim, report
+from .engine import ddp, distributed, gradient, keyed, optim, report
 from .engine.cli import refuse
 from .engine.distributed import World
 from .engine.launch import Refused, launch_from_environment, run_to_exit
@@ -107,19 +101,7 @@ def train(config: Config, world: World, run: RunDir) -> None:
 def build_state(config: Config, world: World) -> TrainState:
     """The model with fresh weights, equal on all ranks, and what trains it."""
     keyed.seed_init(config.seed, world.device)
-    module = levers.place(build_model(config.model), config, world.device)
-    return TrainState(
-        module=module,
-        optimizer=optim.build_optimizer(module, config.optim),
-        {% if cookiecutter.amp == "fp16" %}
-        scaler=GradScaler(world.device.type),
-        {% endif %}
-        {% if cookiecutter.ema %}
-        ema=AveragedModel(
-            module, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)
-        ).requires_grad_(False),
-        {% endif %}
-    )
+    return TrainState.of(build_model(config.model), config, world.device)
 
 
 def run_steps(

@@ -13,13 +13,14 @@ from torch.amp.grad_scaler import GradScaler
 {% endif %}
 from torch.optim import Optimizer
 {% if cookiecutter.ema %}
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 {% endif %}
 
 from ..config import Config
+from . import optim
 from .distributed import World
 from .launch import Refused
-from .levers import memory_format
+from .levers import memory_format, place
 from .sampler import Plan
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,23 @@ class TrainState:
     """Averaged weights; its buffers are copies of the model's."""
     {% endif %}
     progress: Progress = field(default_factory=Progress)
+
+    @classmethod
+    def of(cls, module: nn.Module, config: Config, device: torch.device) -> "TrainState":
+        """What trains a new model, which moves to the device in the configured type."""
+        module = place(module, config, device)
+        return cls(
+            module=module,
+            optimizer=optim.build_optimizer(module, config.optim),
+            {% if cookiecutter.amp == "fp16" %}
+            scaler=GradScaler(device.type),
+            {% endif %}
+            {% if cookiecutter.ema %}
+            ema=AveragedModel(
+                module, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)
+            ).requires_grad_(False),
+            {% endif %}
+        )
 
     def parts(self) -> Parts:
         """The tensors, under plain names: `model` loads strictly with `load_state_dict`."""
