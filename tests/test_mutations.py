@@ -413,6 +413,28 @@ MUTATIONS = [
         "test_compile.py::test_a_rank_without_a_compiler_is_refused_in_one_line",
         *("engine/levers.py", "        _check_compiler(world.device)\n", "        pass\n"),
     ),
+    # Stops.
+    mutation(
+        "a signal is handled without agreement",
+        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        *("engine/stop.py", "            self.is_agreed = self._is_named_window()\n"),
+        "            self.is_agreed = True\n",
+    ),
+    mutation(
+        "rank 0 names the window that it is in",
+        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        *("engine/stop.py", "str(self._window + 1)", "str(self._window)"),
+    ),
+    mutation(
+        "an evaluation that was left counts as done",
+        "test_stop.py::test_all_ranks_save_the_same_step_and_leave",
+        *("train.py", "    if job.stop.is_agreed:\n        return None\n", ""),
+    ),
+    mutation(
+        "a repeated signal ends a rank that is saving",
+        "test_stop.py::test_all_ranks_save_the_same_step_and_leave",
+        *("engine/stop.py", ">= _REPEATED_S:", ">= 0:"),
+    ),
 ]
 
 

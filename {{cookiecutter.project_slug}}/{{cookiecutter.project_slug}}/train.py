@@ -21,14 +21,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from . import data, task
 from .config import Config, samples_per_forward
 from .engine import ddp, distributed, gradient, keyed, optim, report
-from .engine.cli import refuse
+from .engine.cli import told_how_it_ends
 from .engine.distributed import World
-from .engine.launch import Refused, launch_from_environment, run_to_exit
+from .engine.launch import launch_from_environment, run_to_exit
 from .engine.loader import Batch, BatchStream, build_loaders, check_datasets, to_device
 from .engine.metrics import Metrics
 from .engine.rundir import RunDir
 from .engine.sampler import Plan
 from .engine.state import Job, TrainState
+from .engine.stop import Stop
 from .engine.strategy import Checkpointer
 from .model import build_model
 
@@ -40,19 +41,12 @@ def main(config: Config, init_method: str = "env://") -> None:
     """Join the other processes, train, leave. The model lives and dies within `train`."""
     launch = launch_from_environment()
     run = RunDir(config.run_dir, launch)
-    try:
-        with distributed.process_group(launch, config, init_method) as world:
-            train(config, world, run)
-    except Refused as error:
-        refuse(error, run)
-    except BaseException:
-        run.mark("failed")
-        raise
-    finally:
-        run.close()
+    group = distributed.process_group(launch, config, init_method)
+    with Stop(run) as stop, told_how_it_ends(run), group as world:
+        train(config, world, run, stop)
 
 
-def train(config: Config, world: World, run: RunDir) -> None:
+def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
     """The order of a run: data, model, resume, wrap, then step after step."""
     with distributed.agreed(world):
         datasets = data.build_datasets(config.data)
@@ -69,7 +63,7 @@ def train(config: Config, world: World, run: RunDir) -> None:
     checkpoint = checkpointer.restore(config.resume, state)
     report.say_start(checkpoint, plan, config, world)
     progress = state.progress
-    job = Job(config, world, plan, state, model=state.module)
+    job = Job(config, world, plan, state, model=state.module, stop=stop)
     if job.is_finished() and progress.evaluated_step == progress.step:
         logger.info("nothing left to do: step %d was the last", progress.step)
         run.status("done", progress.step)
@@ -82,20 +76,22 @@ def train(config: Config, world: World, run: RunDir) -> None:
     train_loader, valid_loader = build_loaders(datasets, collate, config, plan, world)
     batches = BatchStream(train_loader, progress.epoch, progress.position)
     {% if cookiecutter.example == "bytes" %}
-    with Metrics(run.path, job, task) as metrics, run.reported(progress):
+    with Metrics(run.path, job, task) as metrics, run.reported(progress, stop):
     {% else %}
-    with Metrics(run.path, job) as metrics, run.reported(progress):
+    with Metrics(run.path, job) as metrics, run.reported(progress, stop):
     {% endif %}
         if not job.is_finished():
             batch = batches.peek()  # stays the first one; what it is tried with is thrown away
             forward = partial(forward_loss, job, batch)
             job = replace(job, model=ddp.wrap(state.module, world, config, forward))
+        stop.begin(world)
         try:
             run_steps(job, batches, valid_loader, metrics, checkpointer)
         except report.NonFiniteGradient:  # on all ranks, so what is being saved can be waited for
             checkpointer.finish()
             raise
         checkpointer.finish()
+        stop.end()
 
 
 def build_state(config: Config, world: World) -> TrainState:
@@ -111,12 +107,14 @@ def run_steps(
     metrics: Metrics,
     checkpointer: Checkpointer,
 ) -> None:
-    """Step after step to the end; logging, evaluation and saving where they are due."""
+    """Step after step to the end or a stop; logging, evaluation and saving where they are due."""
     config, progress = job.config, job.state.progress
     metrics.start_clock(batches.waited_s)
+    valid_loss, saved_step = None, progress.step
     if progress.step > progress.evaluated_step and job.is_due(config.eval_every):
         evaluate_all(job, valid_loader, metrics)  # what the run before did not come to
-    while not job.is_finished():
+    while not job.is_finished() and not job.stop.is_due():
+        valid_loss = None
         window = job.plan.window(progress.position)
         is_logged = (progress.step + 1) % config.log_every == 0
         numbers = train_step(job, window, batches, is_logged=is_logged)
@@ -125,11 +123,13 @@ def run_steps(
             continue  # no step was taken, so nothing is due again
         if numbers is not None and is_logged:
             metrics.write_train(progress, numbers, batches.waited_s)
-        valid_loss = None
         if job.is_due(config.eval_every):
             valid_loss = evaluate_all(job, valid_loader, metrics)
         if job.is_due(config.save_every):
             checkpointer.save(job, valid_loss)
+            saved_step = progress.step
+    if job.stop.is_agreed and saved_step != progress.step:
+        checkpointer.save(job, valid_loss)
 
 
 def train_step(
@@ -226,13 +226,18 @@ def forward_loss(job: Job, batch: Batch, model: nn.Module, micro: int = 0) -> Te
     {% endif %}
 
 
-def evaluate_all(job: Job, loader: Iterable[Batch], metrics: Metrics) -> float:
-    """Evaluate, write the results, return the loss by which checkpoints compare. Collective."""
+def evaluate_all(job: Job, loader: Iterable[Batch], metrics: Metrics) -> float | None:
+    """Evaluate, write the results, return the loss by which checkpoints compare. Collective.
+
+    None where a stop came first.
+    """
     state = job.state
     results = {"valid": evaluate(job, state.module, loader)}
     {% if cookiecutter.ema %}
     results["ema"] = evaluate(job, state.ema.module, loader)
     {% endif %}
+    if job.stop.is_agreed:
+        return None
     state.progress.evaluated_step = state.progress.step
     for split, values in results.items():
         metrics.write(split, state.progress, values)
@@ -243,15 +248,16 @@ def evaluate_all(job: Job, loader: Iterable[Batch], metrics: Metrics) -> float:
 def evaluate(job: Job, module: nn.Module, loader: Iterable[Batch]) -> dict[str, float]:
     """Means over the targets of all samples, each seen once, with rank 0's buffers. Collective.
 
-    Through the bare module, so that the ranks need not have equally many batches.
+    Through the bare module, so that the ranks need not have equally many batches. A stop ends it
+    at any batch.
     """
     device = job.world.device
     sums: dict[str, Tensor] = {}
     num_targets = 0
-    was_training = module.training
-    module.eval()
-    with ddp.rank0_buffers(module, job.world):
+    with ddp.evaluating(module, job.world):
         for number, batch in enumerate(loader):
+            if job.stop.is_wanted():
+                break
             num_targets += task.num_targets(batch)
             moved = to_device(batch, device, job.dtype, job.memory_format)
             keyed.seed_evaluation(job.config.seed, number, job.world.rank, device)
@@ -266,7 +272,7 @@ def evaluate(job: Job, module: nn.Module, loader: Iterable[Batch]) -> dict[str, 
             {% endif %}
             for name, value in values.items():
                 sums[name] = sums.get(name, torch.zeros_like(value).double()) + value.double()
-    module.train(was_training)
+    job.stop.agree()
     return distributed.means_over_ranks(job.world, sums, num_targets)
 
 

@@ -11,7 +11,7 @@ import textwrap
 import time
 import typing
 from argparse import ArgumentError
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -92,6 +92,24 @@ def guess_launch() -> Launch:
     words = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK")]
     rank, local_rank = (int(word) if word.isdecimal() else 0 for word in words)
     return Launch(rank=rank, local_rank=local_rank)
+
+
+@contextlib.contextmanager
+def told_how_it_ends(run: RunDir) -> Iterator[None]:
+    """Whatever ends the block early stands in status.json; a refusal ends the process.
+
+    Raises:
+        SystemExit: what was refused is told.
+    """
+    try:
+        yield
+    except Refused as error:
+        refuse(error, run)
+    except BaseException:
+        run.mark("failed")
+        raise
+    finally:
+        run.close()
 
 
 def refuse(error: Refused, run: RunDir) -> NoReturn:

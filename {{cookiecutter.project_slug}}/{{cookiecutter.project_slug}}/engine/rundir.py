@@ -114,9 +114,10 @@ class RunDir:
         self._write("status.json", json.dumps(content) + "\n")
 
     @contextlib.contextmanager
-    def reported(self, progress: Any) -> Iterator[None]:
-        """Say `running` for the time of the block, and at its end `done`, or `failed` on an error.
+    def reported(self, progress: Any, stop: Any) -> Iterator[None]:
+        """Say `running` for the time of the block, and at its end how it ended.
 
+        That is `failed` on an error, else `stopped` where `stop.is_agreed`, else `done`.
         `progress.step` is asked for the step at both moments.
         """
         self.status("running", progress.step)
@@ -125,9 +126,9 @@ class RunDir:
         except BaseException:
             self.status("failed", progress.step)
             raise
-        self.status("done", progress.step)
+        self.status("stopped" if stop.is_agreed else "done", progress.step)
 
-    def mark(self, state: Literal["refused", "failed"]) -> None:
+    def mark(self, state: Literal["refused", "failed", "stopped"]) -> None:
         """Say in status.json, on rank 0, how the run ended; not where another run is live.
 
         The step stays what it was. Without a disk to write to, nothing is said.

@@ -22,6 +22,7 @@ from .distributed import World
 from .launch import Refused
 from .levers import memory_format, place
 from .sampler import Plan
+from .stop import Stop
 
 logger = logging.getLogger(__name__)
 
@@ -209,6 +210,7 @@ class Job:
     state: TrainState
     model: nn.Module
     """`state.module` as wrapped by DDP: training forwards go through it, evaluation does not."""
+    stop: Stop = field(default_factory=Stop)
 
     @property
     def dtype(self) -> torch.dtype:
