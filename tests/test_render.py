@@ -110,6 +110,7 @@ FILES: dict[str, Predicate] = {
     "P/tests/test_evaluation.py": _always,
     "P/tests/test_exactness.py": _always,
     "P/tests/test_fp16.py": lambda a: a["amp"] == "fp16",
+    "P/tests/test_faults.py": _always,
     "P/tests/test_generate.py": lambda a: a["example"] == "bytes",
     "P/tests/test_keyed.py": _always,
     "P/tests/test_levers.py": _always,

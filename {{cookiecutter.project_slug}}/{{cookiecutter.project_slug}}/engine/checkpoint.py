@@ -5,7 +5,6 @@ last; then the directory is renamed, which is atomic on one file system.
 """
 
 import itertools
-import json
 import logging
 import math
 import os
@@ -28,6 +27,7 @@ from .manifest import (
     best,
     file_sha256,
     list_checkpoints,
+    manifest_text,
     read_checkpoint,
     step_path,
 )
@@ -77,7 +77,7 @@ def temporary_path(root: Path, step: int) -> Path:
 def seal(temporary: Path, manifest: Manifest) -> None:
     """Flush the files of a checkpoint to the disk, then write the manifest that lists them."""
     entries = [asdict(describe_file(path)) for path in sorted(temporary.iterdir())]
-    text = json.dumps({**asdict(manifest), "files": entries}, indent=2)
+    text = manifest_text({**asdict(manifest), "files": entries})
     with (temporary / "manifest.json").open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

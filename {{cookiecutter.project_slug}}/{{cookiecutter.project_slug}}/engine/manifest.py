@@ -73,6 +73,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def manifest_text(content: dict[str, Any]) -> str:
+    """The text of a manifest, which ends with a checksum of all that stands before."""
+    return json.dumps({**content, "sha256": _sum_of(content)}, indent=2)
+
+
+def _sum_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
 def read_checkpoint(path: Path, *, verify: bool) -> Checkpoint:
     """Read a checkpoint's manifest and check its files: their sizes, with `verify` all their bytes.
 
@@ -85,9 +94,12 @@ def read_checkpoint(path: Path, *, verify: bool) -> Checkpoint:
         raise ValueError("it has no manifest") from None
     except ValueError:
         raise ValueError("its manifest is damaged") from None
+    stated = numbers.pop("sha256", None)
     version = numbers.get("format_version")
     if version != FORMAT_VERSION:
         raise ValueError(f"its format version is {version}, this project reads {FORMAT_VERSION}")
+    if stated != _sum_of(numbers):
+        raise ValueError("its manifest is damaged")
     entries = tuple(FileEntry(**entry) for entry in numbers["files"])
     for entry in entries:
         file = path / entry.name

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import json
 import logging
@@ -59,8 +60,10 @@ class RunDir:
             Refused: another run is live in it, or it can't be made or written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            _make_writable(self.path)
+            _make_writable(self.logs)
             if self.launch.rank == 0:
+                _make_writable(self.checkpoints)  # not after hours, at the first save
                 self._lock = lock_file(self.path / "lock")
         except BlockingIOError:
             raise Refused(
@@ -69,7 +72,7 @@ class RunDir:
             ) from None
         except OSError as error:
             raise Refused(
-                f"run_dir: expected a directory that can be written, got {self.path} "
+                f"run_dir: expected a directory that can be written, got {error.filename} "
                 f"({error.strerror})"
             ) from None
         return self
@@ -159,7 +162,6 @@ class RunDir:
         On the console rank 0 says all of this package's messages (standard output); other ranks
         and other packages are heard from WARNING up.
         """
-        self.logs.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(self.logs / f"rank{self.launch.rank}.log", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         console: logging.Handler
@@ -189,6 +191,17 @@ class _BesideProgressBar(logging.Handler):
         from tqdm import tqdm
 
         tqdm.write(self.format(record))
+
+
+def _make_writable(path: Path) -> None:
+    """Make a directory where it is missing.
+
+    Raises:
+        OSError: it can't be made, or nothing can be made in it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def atomic_write_text(path: Path, text: str) -> None:
