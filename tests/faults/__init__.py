@@ -1,0 +1,1 @@
+"""The suite of `make test-faults`: launched trainings to which something happens."""
