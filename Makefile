@@ -1,5 +1,5 @@
 # Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
-.PHONY: help setup demo test test-all proof golden gpu-projects lint format clean
+.PHONY: help setup demo test test-all test-faults proof golden gpu-projects lint format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -14,6 +14,7 @@ help:
 	@echo "make demo    render the default project and train it on two CPU processes"
 	@echo "make test    the whole suite"
 	@echo "make test-all   projects with all pairs of answers, by their own commands (PROOF=1: with records)"
+	@echo "make test-faults   all faults with all strategies, and what the next start makes of them"
 	@echo "make proof   train all variants, write records into proof/ and docs/variants.md"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
@@ -41,6 +42,10 @@ test-all: setup
 	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m all_pairs tests/all_pairs $(ARGS); \
 	status=$$?; [ -z "$(PROOF)" ] || $(BIN)/python -m tests.proof table || exit; exit $$status
 
+# What `make test` does with a few of them.
+test-faults: setup
+	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m "faults or not faults" tests/faults $(ARGS)
+
 # The page is written after a failure as well, and shows it.
 proof: setup
 	PROOF=1 PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal tests/test_training.py -k combination; \
@@ -48,7 +53,7 @@ proof: setup
 
 golden: setup
 	rm -rf tests/golden
-	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py tests/test_docs.py -k 'golden or settings'
+	REFRESH_GOLDEN=1 PATH="$(BIN):$$PATH" python -m pytest --quiet tests/test_golden.py tests/test_docs.py tests/faults/test_page.py -k 'golden or settings or page'
 	$(BIN)/python -m tests.proof table
 
 gpu-projects: setup
