@@ -12,7 +12,7 @@ TABLE = re.compile(r"(<!-- faults: .*? -->\n)(.*?)(<!-- end of faults -->)", re.
 
 def row(case: Case) -> str:
     """A case, in the words of the page."""
-    place, kind, rank, _ = case.fault.split()
+    place, _, rank, _ = case.fault.split()
     moment = f"in `{place}` on rank {rank}" + (f", {case.workers} workers" * (case.workers > 0))
     names = [f"**{name}**" if name == case.short else name for name in STRATEGIES]
     state = f"`{case.state}`" if case.state else "`running`, or `failed`"
