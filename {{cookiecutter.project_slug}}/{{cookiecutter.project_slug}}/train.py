@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import ddp, distributed, gradient, keyed, optim, report
+from .engine import attempts, ddp, distributed, gradient, keyed, optim, report
 from .engine.cli import refuse
 from .engine.distributed import World
 from .engine.launch import Refused, launch_from_environment, run_to_exit
@@ -66,7 +66,7 @@ def train(config: Config, world: World, run: RunDir) -> None:
         run.start_logging()
 
     checkpointer = Checkpointer(run.checkpoints, world, config.keep_checkpoints)
-    checkpoint = checkpointer.restore(config.resume, state)
+    checkpoint = checkpointer.restore(attempts.what_to_resume(config, run, world), state, config)
     report.say_start(checkpoint, plan, config, world)
     progress = state.progress
     job = Job(config, world, plan, state, model=state.module)
@@ -75,6 +75,7 @@ def train(config: Config, world: World, run: RunDir) -> None:
         run.status("done", progress.step)
         return
 
+    attempts.begin(run, world, progress.step)
     run.write_config(config)
     run.write_environment({"ranks": report.ranks(world)})
     logger.info(report.describe(job))
@@ -115,7 +116,8 @@ def run_steps(
     config, progress = job.config, job.state.progress
     metrics.start_clock(batches.waited_s)
     if progress.step > progress.evaluated_step and job.is_due(config.eval_every):
-        evaluate_all(job, valid_loader, metrics)  # what the run before did not come to
+        # What the run before did not come to; saved, so that the next one need not.
+        checkpointer.save(job, evaluate_all(job, valid_loader, metrics))
     while not job.is_finished():
         window = job.plan.window(progress.position)
         is_logged = (progress.step + 1) % config.log_every == 0
@@ -173,7 +175,7 @@ def train_step(
         {% if cookiecutter.ema %}
         state.ema.update_parameters(state.module)
         {% endif %}
-        progress.step += 1
+        progress.advance()
     else:
         is_empty = task.TARGETS_PER_SAMPLE is None and targets == 0
         report.leave_out(job, None if is_empty else norm)

@@ -17,6 +17,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from .. import train
 from ..config import Config
+{% if cookiecutter.amp == "fp16" %}
+from ..engine import state
+{% endif %}
 from ..engine.sampler import epoch_order
 from .harness import outcomes, values
 from .scenario import Record, run_training, set_config
@@ -180,7 +183,7 @@ def use_bad_end() -> Notes:
     """Prepare a training whose third and last window has an infinite target."""
     {% if cookiecutter.amp == "fp16" %}
     # At a larger scale it would only be lowered.
-    put(train, GradScaler=partial(GradScaler, init_scale=1.0))
+    put(state, GradScaler=partial(GradScaler, init_scale=1.0))
     {% endif %}
     return Toy(bad_sample=int(epoch_order(0, 0, 64)[-1])).use()
 
