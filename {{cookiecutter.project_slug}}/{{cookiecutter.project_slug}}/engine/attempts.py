@@ -16,7 +16,7 @@ from .manifest import list_checkpoints
 from .rundir import RunDir, atomic_write_text
 
 LIMIT = 3
-"""Starts from the same step that may fail."""
+"""Starts that may fail without a newer checkpoint."""
 _KEPT = 20
 
 
@@ -62,8 +62,10 @@ def begin(run: RunDir, world: World, step: int) -> None:
         if not world.is_main:
             return
         attempts = _with_end(_read(run.path), run.last_status())
-        vain = [_is_in_vain(attempt, step, run.checkpoints) for attempt in attempts[-LIMIT:]]
-        if len(vain) == LIMIT and all(vain):
+        last = attempts[-LIMIT:]
+        # The first of them may have come here from further back.
+        is_same = len(last) == LIMIT and all(attempt.step == step for attempt in last[1:])
+        if is_same and all(_is_in_vain(attempt, step, run.checkpoints) for attempt in last):
             raise Refused(
                 f"no progress since step {step}: {LIMIT} starts failed before they saved a newer "
                 f"checkpoint; see {run.logs}, and remove {_file(run.path)} to try again"
@@ -84,8 +86,8 @@ def _with_end(attempts: list[Attempt], status: dict[str, Any]) -> list[Attempt]:
 
 
 def _is_in_vain(attempt: Attempt, step: int, root: Path) -> bool:
-    """Whether a start from this step failed, and no newer checkpoint is its own."""
-    if attempt.step != step or attempt.ended in ("done", "stopped", "refused"):
+    """Whether a start failed, and no checkpoint after this step is its own."""
+    if attempt.ended in ("done", "stopped", "refused"):
         return False
     # Only names: where a run goes back, what it had saved is set aside under a longer one.
     saved = (path for path in root.glob("step_*") if _step_of(path) > step)
