@@ -123,6 +123,7 @@ FILES: dict[str, Predicate] = {
     "P/tests/test_launch.py": _always,
     "P/tests/test_metrics.py": _always,
     "P/tests/test_models.py": _always,
+    "P/tests/test_nonfinite.py": _always,
     "P/tests/test_optim.py": _always,
     "P/tests/test_ranks.py": _always,
     "P/tests/test_resume.py": _always,

@@ -168,9 +168,10 @@ def test_parameter_without_gradient_where_that_is_meant(
         assert torch.equal(ranks[0].parameters["extra.weight"], before)
 
 
-def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str) -> None:
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str, world_size: int) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
-    ranks = values(run_training, 2, config, Toy(bad_sample=40).use)
+    ranks = values(run_training, world_size, config, Toy(bad_sample=40).use)
     assert_same_weights(ranks)
     for rank in ranks:
         assert (rank.progress["step"], rank.progress["skipped"]) == (NUM_STEPS - 1, 1)
