@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from .engine.cli import guess_launch, guess_run_dir, parse_settings, refuse
+from .engine.cli import guess_launch, guess_run_dir, leave_if_refused, parse_settings, refuse
 from .engine.launch import Launch, Refused, launch_from_environment
 from .engine.rundir import RunDir
 from .rules import check_values
@@ -123,6 +123,8 @@ class Config:
     {% endif %}
     on_nonfinite: Literal["skip", "stop"] = "skip"
     """What happens when a gradient is NaN or infinite: leave the step out, or end the run."""
+    max_nonfinite_steps: int = 100
+    """With `skip`, so many windows in a row without a finite gradient end the run as well."""
     timeout_s: float = 600.0
     """Seconds that a rank waits for the others before the run fails."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -146,6 +148,7 @@ def parse_or_exit(argv: Sequence[str] | None = None) -> Config:
     Raises:
         SystemExit: after a mistake (2), `--help` or `--print_config` (0).
     """
+    leave_if_refused(argv, Config.run_dir)
     launch: Launch | None = None
     try:
         launch = launch_from_environment()

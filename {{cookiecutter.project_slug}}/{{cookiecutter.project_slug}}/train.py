@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import ddp, distributed, gradient, keyed, optim, report
+from .engine import attempts, ddp, distributed, gradient, keyed, optim, report
 from .engine.cli import told_how_it_ends
 from .engine.distributed import World
 from .engine.launch import launch_from_environment, run_to_exit
@@ -60,7 +60,7 @@ def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
         run.start_logging()
 
     checkpointer = Checkpointer(run.checkpoints, world, config.keep_checkpoints)
-    checkpoint = checkpointer.restore(config.resume, state)
+    checkpoint = checkpointer.restore(attempts.what_to_resume(config, run, world), state, config)
     report.say_start(checkpoint, plan, config, world)
     progress = state.progress
     job = Job(config, world, plan, state, model=state.module, stop=stop)
@@ -69,6 +69,7 @@ def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
         run.status("done", progress.step)
         return
 
+    attempts.begin(run, world, progress.step)
     run.write_config(config)
     run.write_environment({"ranks": report.ranks(world)})
     logger.info(report.describe(job))
@@ -112,7 +113,10 @@ def run_steps(
     metrics.start_clock(batches.waited_s)
     valid_loss, saved_step = None, progress.step
     if progress.step > progress.evaluated_step and job.is_due(config.eval_every):
-        evaluate_all(job, valid_loader, metrics)  # what the run before did not come to
+        # What the run before did not come to; saved, so that the next one need not.
+        valid_loss = evaluate_all(job, valid_loader, metrics)
+        if valid_loss is not None:
+            checkpointer.save(job, valid_loss)
     while not job.is_finished() and not job.stop.is_due():
         valid_loss = None
         window = job.plan.window(progress.position)
@@ -173,7 +177,7 @@ def train_step(
         {% if cookiecutter.ema %}
         state.ema.update_parameters(state.module)
         {% endif %}
-        progress.step += 1
+        progress.advance()
     else:
         is_empty = task.TARGETS_PER_SAMPLE is None and targets == 0
         report.leave_out(job, None if is_empty else norm)

@@ -24,6 +24,7 @@ from .manifest import (
     Checkpoint,
     FileEntry,
     Manifest,
+    NewerFormat,
     best,
     file_sha256,
     list_checkpoints,
@@ -31,7 +32,7 @@ from .manifest import (
     read_checkpoint,
     step_path,
 )
-from .rundir import sync_directory
+from .rundir import atomic_write_text, sync_directory
 from .sampler import order_digest
 from .state import Job
 
@@ -93,12 +94,17 @@ def describe_file(path: Path) -> FileEntry:
 
 
 def publish(temporary: Path) -> Path:
-    """Give a sealed checkpoint its name: from now on it is there."""
+    """Give a sealed checkpoint its name: from now on it is there.
+
+    One that has the name already goes: it was damaged, and passed over at the start, or its step
+    was evaluated late. A crash between the two leaves the new one whole, and `sweep` names it.
+    """
     final = temporary.with_suffix("")
-    if final.exists():  # damaged, and therefore passed over at the start
-        remove(final)
+    replaced = unname(final) if final.exists() else None
     temporary.rename(final)
     sync_directory(final.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced)
     return final
 
 
@@ -136,21 +142,32 @@ def agreed_write(world: World, step: int, group: ProcessGroup | None) -> Iterato
             raise OSError(f"the checkpoint of step {step} was not written{where}: {text}")
 
 
-def remove(path: Path) -> None:
-    """Remove a checkpoint. Renamed first, so that a crash leaves no part under its name."""
+def unname(path: Path) -> Path:
+    """Rename a checkpoint that goes, so that a crash leaves no part under its name."""
     doomed = path.with_name(f"{path.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
-    shutil.rmtree(doomed)
+    return doomed
 
 
 def readable(root: Path, *, verify: bool) -> Iterator[Checkpoint]:
-    """The complete checkpoints, newest first; says which others were passed over, and why."""
+    """The complete checkpoints, newest first; says which others were passed over, and why.
+
+    Raises:
+        Refused: before any of them there is one of a newer format: to go back from it unasked
+            would take the same steps again.
+    """
+    is_newest = True
     for path in list_checkpoints(root):
         try:
-            yield read_checkpoint(path, verify=verify)
+            checkpoint = read_checkpoint(path, verify=verify)
         except ValueError as error:
+            if is_newest and isinstance(error, NewerFormat):
+                raise Refused(f"resume: can't go on from {path}: {error}") from None
             logger.warning("passed over checkpoint %s: %s", path.name, error)
+        else:
+            is_newest = False
+            yield checkpoint
 
 
 def newest(root: Path) -> Checkpoint | None:
@@ -214,13 +231,16 @@ def choose(root: Path, resume: str) -> Checkpoint | None:
     if resume == "never":
         refuse_any(root)
         return None
-    chosen = read_named(Path(resume))
-    set_aside(root, chosen.manifest.step)
-    return chosen
+    return read_named(Path(resume))
 
 
-def set_aside(root: Path, step: int) -> None:
-    """Rename checkpoints after a step: a run that goes back to it must not meet them again."""
+def go_back(root: Path, resume: str, step: int) -> None:
+    """Where `resume` is a path, rename checkpoints after its step: the run must not meet them.
+
+    When all else is accepted: who is refused has changed nothing.
+    """
+    if resume in ("auto", "never"):
+        return
     for path in list_checkpoints(root):
         if int(path.name.removeprefix("step_")) > step:
             names = (path.with_name(f"{path.name}.aside{n}") for n in itertools.count(1))
@@ -246,6 +266,6 @@ def retain(root: Path, keep: Keep) -> None:
     for checkpoint in complete[keep.newest :]:
         if checkpoint is top or checkpoint.path.resolve() == resumed_from:
             continue
-        remove(checkpoint.path)
+        shutil.rmtree(unname(checkpoint.path))
     if top is not None:
-        (root / "best.txt").write_text(f"{top.path.name}\n", encoding="utf-8")
+        atomic_write_text(root / "best.txt", f"{top.path.name}\n")

@@ -19,7 +19,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from .explain import alternatives, explain, mismatch, nearest, one_line
-from .launch import Launch, Refused
+from .launch import Launch, Refused, is_restarted
 from .rundir import PACKAGE, RunDir
 
 EXIT_REFUSED = 2
@@ -110,6 +110,21 @@ def told_how_it_ends(run: RunDir) -> Iterator[None]:
         raise
     finally:
         run.close()
+
+
+def leave_if_refused(argv: Sequence[str] | None, default: str) -> None:
+    """End a process that was started again after a refusal: nothing has been mended since.
+
+    Without a word: the line that says why was printed by the process before.
+
+    Raises:
+        SystemExit: with the code of a refusal.
+    """
+    if not is_restarted():
+        return
+    run_dir = guess_run_dir(sys.argv[1:] if argv is None else argv, default)
+    if RunDir(run_dir, guess_launch()).was_refused():
+        raise SystemExit(EXIT_REFUSED)
 
 
 def refuse(error: Refused, run: RunDir) -> NoReturn:

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,6 +81,20 @@ def launch_from_environment() -> Launch:
             f"LOCAL_RANK={local_rank} of {local_world_size}"
         )
     return Launch(rank, local_rank, world_size, local_world_size)
+
+
+def is_restarted() -> bool:
+    """Whether the launcher has started this process again, after one that failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def launch_id() -> str:
+    """What all processes have in common that one call of the launcher starts on this machine.
+
+    Its own name for a run is not enough: on several machines it is the same for the next run.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"{name} by process {os.getppid()} on {socket.gethostname()}"
 
 
 def run_to_exit(main: Callable[[T], object], argument: T) -> NoReturn:

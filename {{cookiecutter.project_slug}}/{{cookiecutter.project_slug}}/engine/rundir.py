@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 import yaml
 
-from .launch import Launch, Refused
+from .launch import Launch, Refused, is_restarted, launch_id
 from .lock import lock_file, lock_owner, unlock_file
 
 PACKAGE = __name__.removesuffix(".engine.rundir")
@@ -105,16 +105,34 @@ class RunDir:
     def status(self, state: State, step: int) -> None:
         """Replace status.json, on rank 0: what the run does, and the optimizer steps it has done.
 
-        `running` in a directory that nobody locks is a run that crashed.
+        `running` in a directory that nobody locks is a run that crashed. A run that was done stays
+        as it is when it is started again.
         """
+        last = self.last_status()
+        if state == "done" and (last.get("state"), last.get("step")) == ("done", step):
+            return
         content = {
             "state": state,
             "step": step,
+            "launch": launch_id(),
             "updated": datetime.now(UTC).isoformat(timespec="seconds"),
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
         self._write("status.json", json.dumps(content) + "\n")
+
+    def last_status(self) -> dict[str, Any]:
+        """What status.json says; nothing where it is missing or damaged."""
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+            return content if isinstance(content, dict) else {}
+        return {}
+
+    def was_refused(self) -> bool:
+        """Whether this call of the launcher was refused already, before it started anew."""
+        last = self.last_status()
+        is_same = is_restarted() and last.get("launch") == launch_id()
+        return is_same and last.get("state") == "refused"
 
     @contextlib.contextmanager
     def reported(self, progress: Any, stop: Any) -> Iterator[None]:

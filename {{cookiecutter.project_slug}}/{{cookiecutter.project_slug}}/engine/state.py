@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 {% endif %}
 
-from ..config import Config
+from ..config import Config, OptimConfig
 from . import optim
 from .distributed import World
 from .launch import Refused
@@ -44,8 +44,15 @@ class Progress:
     """Samples consumed in all."""
     skipped: int = 0
     """Windows that gave no step: no finite gradient, or no targets."""
+    nonfinite: int = 0
+    """Windows without a finite gradient since the last step."""
     evaluated_step: int = 0
     """The last step that was evaluated."""
+
+    def advance(self) -> None:
+        """Count an optimizer step that was taken."""
+        self.step += 1
+        self.nonfinite = 0
 
     def consume(self, num_samples: int, epoch_size: int) -> None:
         """Account for one window, whether it gave a step or not."""
@@ -180,7 +187,7 @@ class TrainState:
         return [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def _load_optimizer(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Fill the optimizer.
+        """Fill the optimizer. What `OptimConfig` has a field for stays as it is configured now.
 
         Raises:
             ValueError: it belongs to other parameters, or to another number of groups.
@@ -192,9 +199,11 @@ class TrainState:
             if name not in indices:
                 raise ValueError(f"the optimizer has no parameter {name}")
             state.setdefault(indices[name], {})[key] = value
+        configured = {setting.name for setting in fields(OptimConfig)} - {"lr"}  # set at each step
         groups = self.optimizer.state_dict()["param_groups"]
         for group, saved in zip(groups, numbers["optimizer_groups"], strict=True):
-            for key, value in saved.items():
+            kept = {key: value for key, value in saved.items() if key not in configured}
+            for key, value in kept.items():
                 # JSON knows no tuples, such as Adam's betas.
                 group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})

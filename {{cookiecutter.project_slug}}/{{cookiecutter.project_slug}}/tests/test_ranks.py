@@ -17,6 +17,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from .. import train
 from ..config import Config
+{% if cookiecutter.amp == "fp16" %}
+from ..engine import state
+{% endif %}
 from ..engine.sampler import epoch_order
 from .harness import outcomes, values
 from .scenario import Record, run_training, set_config
@@ -165,9 +168,10 @@ def test_parameter_without_gradient_where_that_is_meant(
         assert torch.equal(ranks[0].parameters["extra.weight"], before)
 
 
-def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str) -> None:
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str, world_size: int) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
-    ranks = values(run_training, 2, config, Toy(bad_sample=40).use)
+    ranks = values(run_training, world_size, config, Toy(bad_sample=40).use)
     assert_same_weights(ranks)
     for rank in ranks:
         assert (rank.progress["step"], rank.progress["skipped"]) == (NUM_STEPS - 1, 1)
@@ -180,7 +184,7 @@ def use_bad_end() -> Notes:
     """Prepare a training whose third and last window has an infinite target."""
     {% if cookiecutter.amp == "fp16" %}
     # At a larger scale it would only be lowered.
-    put(train, GradScaler=partial(GradScaler, init_scale=1.0))
+    put(state, GradScaler=partial(GradScaler, init_scale=1.0))
     {% endif %}
     return Toy(bad_sample=int(epoch_order(0, 0, 64)[-1])).use()
 
