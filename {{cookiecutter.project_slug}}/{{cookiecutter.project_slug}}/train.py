@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from . import data, task
 from .config import Config, samples_per_forward
 from .engine import attempts, ddp, distributed, gradient, keyed, optim, report
+from .engine.checkpoint import finishing
 from .engine.cli import told_how_it_ends
 from .engine.distributed import World
 from .engine.launch import launch_from_environment, run_to_exit
@@ -85,14 +86,8 @@ def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
             batch = batches.peek()  # stays the first one; what it is tried with is thrown away
             forward = partial(forward_loss, job, batch)
             job = replace(job, model=ddp.wrap(state.module, world, config, forward))
-        stop.begin(world)
-        try:
+        with stop.training(world), finishing(checkpointer):
             run_steps(job, batches, valid_loader, metrics, checkpointer)
-        except report.NonFiniteGradient:  # on all ranks, so what is being saved can be waited for
-            checkpointer.finish()
-            raise
-        checkpointer.finish()
-        stop.end()
 
 
 def build_state(config: Config, world: World) -> TrainState:
@@ -112,11 +107,10 @@ def run_steps(
     config, progress = job.config, job.state.progress
     metrics.start_clock(batches.waited_s)
     valid_loss, saved_step = None, progress.step
-    if progress.step > progress.evaluated_step and job.is_due(config.eval_every):
-        # What the run before did not come to; saved, so that the next one need not.
-        valid_loss = evaluate_all(job, valid_loader, metrics)
-        if valid_loss is not None:
-            checkpointer.save(job, valid_loss)
+    is_late = progress.step > progress.evaluated_step and job.is_due(config.eval_every)
+    # What the run before did not come to; saved, so that the next one need not.
+    if is_late and (valid_loss := evaluate_all(job, valid_loader, metrics)) is not None:
+        checkpointer.save(job, valid_loss)
     while not job.is_finished() and not job.stop.is_due():
         valid_loss = None
         window = job.plan.window(progress.position)

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch.distributed import ProcessGroup
 
 from .distributed import World, gather
+from .gradient import NonFiniteGradient
 from .launch import Refused
 from .manifest import (
     Checkpoint,
@@ -124,6 +126,25 @@ def commit(root: Path, manifest: Manifest, write_files: Callable[[Path], object]
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+class _Finishes(Protocol):
+    def finish(self) -> None: ...
+
+
+@contextmanager
+def finishing(checkpointer: _Finishes) -> Iterator[None]:
+    """At the end of the block the save in flight is waited for. Collective.
+
+    Also where no step can be taken, which is so on all ranks. After any other error the others
+    may be gone, and it is left alone.
+    """
+    try:
+        yield
+    except NonFiniteGradient:
+        checkpointer.finish()
+        raise
+    checkpointer.finish()
 
 
 @contextmanager

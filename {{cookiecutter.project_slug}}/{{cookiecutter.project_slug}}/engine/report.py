@@ -13,6 +13,7 @@ from . import comm_hook
 from .changes import flat, tell_changes
 from .digest import digest
 from .distributed import World, gather
+from .gradient import NonFiniteGradient
 from .keyed import seed_sample
 from .loader import Samples
 from .manifest import Checkpoint
@@ -122,10 +123,6 @@ def describe(job: Job) -> str:
         f"{config.optim.schedule} after {config.optim.warmup_steps} steps of warm-up",
     )
     return "\n".join(lines)
-
-
-class NonFiniteGradient(FloatingPointError):
-    """No step can be taken from here, on any rank: the reduced gradient is everybody's."""
 
 
 def leave_out(job: Job, norm: float | None) -> None:

@@ -5,12 +5,14 @@ collective in a step: the rank that was asked leaves a word there, the others lo
 then, and when all have seen it, rank 0 names the step at which all end.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self
 
@@ -75,13 +77,15 @@ class Stop:
         if self.is_agreed and error[0] is None:
             raise SystemExit(EXIT_STOPPED)
 
-    def begin(self, world: World) -> None:
-        """From here on a signal asks for a stop; before, there was nothing to save."""
+    @contextlib.contextmanager
+    def training(self, world: World) -> Iterator[None]:
+        """In the block a signal asks for a stop; before, there is nothing to save.
+
+        When it ends well all is saved, and signals change nothing any more.
+        """
         self._world = world
         self._is_training = True
-
-    def end(self) -> None:
-        """All is saved: from here on signals change nothing."""
+        yield
         self._is_over = True
 
     def request(self, reason: str) -> None:

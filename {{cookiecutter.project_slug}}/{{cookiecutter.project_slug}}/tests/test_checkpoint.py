@@ -182,6 +182,7 @@ def rewrite(path: Path, **changes: object) -> None:
         ("manifest.json", Path.unlink, "it has no manifest"),
         ("manifest.json", cut, "its manifest is damaged"),
         ("manifest.json", partial(rewrite, files=3), "its manifest is damaged"),
+        ("manifest.json", partial(rewrite, world_size=3), "its manifest is damaged"),
         (
             "manifest.json",
             partial(rewrite, format_version=0),

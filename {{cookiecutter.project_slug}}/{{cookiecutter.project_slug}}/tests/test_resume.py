@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ..config import Config
+from ..engine.manifest import manifest_text
 from .harness import outcomes, values
 from .scenario import Record, read_metrics, run_training, set_config
 from .toy import Toy
@@ -194,9 +195,10 @@ def test_evaluation_that_was_still_due_is_done_once(run_dir: str) -> None:
     values(run_training, 2, config, TOY.use)
     manifest = Path(run_dir, "checkpoints", "step_00000007", "manifest.json")
     whole = json.loads(manifest.read_text())
+    del whole["sha256"]
     # As if it had been stopped before its last evaluation.
     progress = {**whole["progress"], "evaluated_step": 4}
-    manifest.write_text(json.dumps({**whole, "progress": progress, "valid_loss": None}))
+    manifest.write_text(manifest_text({**whole, "progress": progress, "valid_loss": None}))
     [rank, _] = outcomes(run_training, 2, config, TOY.use)
     assert (rank.exit_code, "valid: loss" in rank.output) == (0, True)
     mended = json.loads(manifest.read_text())

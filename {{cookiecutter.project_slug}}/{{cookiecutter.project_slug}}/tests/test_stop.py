@@ -21,6 +21,7 @@ from ..config import Config
 from ..engine import stop as stopping
 from ..engine.distributed import World
 from ..engine.rundir import PACKAGE
+from ..engine.state import Job
 from ..engine.stop import Stop
 from ..engine.strategy import Checkpointer
 from . import toy as toys
@@ -184,19 +185,19 @@ def test_agreement_costs_no_collective(run_dir: str) -> None:
 
 def window_of_agreement(world: World, barrier: threading.Barrier, asks: int) -> int:
     """The window before which a rank ends; a window ends when all ranks are in it."""
-    stop = Stop()
-    stop.begin(world)
     draws = random.Random(world.rank)
-    for window in range(1, 1000):
-        if window == asks:
-            stop.request("SIGTERM")
-        if stop.is_due():
-            return window
-        time.sleep(draws.random() * 1e-3)
-        try:
-            barrier.wait(5.0)
-        except threading.BrokenBarrierError:
-            return -window  # a rank has left, and this one waits for it in its backward
+    stop = Stop()
+    with stop.training(world):
+        for window in range(1, 1000):
+            if window == asks:
+                stop.request("SIGTERM")
+            if stop.is_due():
+                return window
+            time.sleep(draws.random() * 1e-3)
+            try:
+                barrier.wait(5.0)
+            except threading.BrokenBarrierError:
+                return -window  # a rank has left, and this one waits for it in its backward
     return 0
 
 
@@ -290,11 +291,11 @@ def test_stop_right_after_a_resume_keeps_the_checkpoint_as_it_is(run_dir: str) -
 def stopped_before_the_first_step() -> Any:
     """Prepare a training that is asked to stop as soon as it begins."""
     notes = TOY.use()
-    begin = Stop.begin
+    run_steps = train.run_steps
 
-    def begin_and_stop(stop: Stop, world: World) -> None:
-        begin(stop, world)
-        stop.request("SIGTERM")
+    def asked_before(job: Job, *rest: Any) -> None:
+        job.stop.request("SIGTERM")
+        run_steps(job, *rest)
 
-    put(Stop, begin=begin_and_stop)
+    put(train, run_steps=asked_before)
     return notes
