@@ -276,6 +276,27 @@ def test_the_table_of_the_settings_is_that_of_config_py(tmp_path: Path) -> None:
     assert found[2] == table
 
 
+def _changes_of(project: Path) -> dict[str, list[str]]:
+    """Give what a rendered project says of changed settings, and of which."""
+    for node in ast.parse((project / project.name / "rules.py").read_text()).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CHANGES" and node.value:
+            return {words: list(keys) for words, keys in ast.literal_eval(node.value)}
+    raise KeyError("CHANGES")
+
+
+def test_the_table_of_changes_is_that_of_rules_py(tmp_path: Path) -> None:
+    expected: dict[str, set[str]] = {}
+    for number, answers in enumerate([PLAIN, *MORE]):
+        for words, keys in _changes_of(render(PLAIN | answers, tmp_path / str(number))).items():
+            expected.setdefault(words, set()).update(keys)
+    table = {}
+    for what, settings in _rows(REFERENCE.read_text(), "| what happens | settings |"):
+        _, _, words = what.partition(": ")
+        keys = set(re.findall("`(.*?)`", settings)) - {"CHANGEABLE", "model", "data"}
+        table[words] = table.get(words, set()) | keys  # nothing is said where they have no part
+    assert table == expected
+
+
 def test_the_index_has_every_decision() -> None:
     directory = ROOT / "docs" / "decisions"
     expected = []

@@ -435,6 +435,33 @@ MUTATIONS = [
         "test_stop.py::test_all_ranks_save_the_same_step_and_leave",
         *("engine/stop.py", ">= _REPEATED_S:", ">= 0:"),
     ),
+    # Going on after a fault.
+    mutation(
+        "a newer format is passed over like a damaged one",
+        "test_checkpoint.py::test_newest_one_of_a_newer_format_is_not_left_behind",
+        *("engine/checkpoint.py", "if is_newest and isinstance(error, NewerFormat):", "if False:"),
+    ),
+    mutation(
+        "a step that is saved again has no checkpoint meanwhile",
+        "test_leftovers.py::test_crash_while_a_step_is_saved_again_loses_nothing",
+        *("engine/checkpoint.py", "replaced = unname(final) if final.exists() else None"),
+        "replaced = shutil.rmtree(final, ignore_errors=True)",
+    ),
+    mutation(
+        "a restart goes back to the named checkpoint again",
+        "test_attempts.py::test_restart_does_not_go_back_again[path]",
+        *("engine/attempts.py", '            answer = "auto"\n', "            pass\n"),
+    ),
+    mutation(
+        "windows without a finite gradient are counted over a whole run",
+        "test_nonfinite.py::test_windows_are_counted_afresh_after_a_step",
+        *("engine/state.py", "        self.nonfinite = 0\n", ""),
+    ),
+    mutation(
+        "the weight decay is the checkpoint's",
+        "test_changes.py::test_weight_decay_is_the_configured_one",
+        *("engine/state.py", '- {"lr"}', '- {"lr", "weight_decay"}'),
+    ),
 ]
 
 

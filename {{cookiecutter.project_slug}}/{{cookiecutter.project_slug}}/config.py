@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from .engine.cli import guess_launch, guess_run_dir, leave_if_refused, parse_settings, refuse
-from .engine.launch import Launch, Refused, launch_from_environment
+from .engine.launch import Launch, Refused, is_restarted, launch_from_environment
 from .engine.rundir import RunDir
 from .rules import check_values
 from .settings import DataConfig, ModelConfig
@@ -217,7 +217,8 @@ def check(config: Config, launch: Launch) -> None:
         Refused: the first mistake, in one line: the key, what was expected, what was got.
     """
     check_values(config)
-    is_path = config.resume not in ("auto", "never")
+    # Started again, a run goes on by itself, and may have removed the one it was to begin with.
+    is_path = config.resume not in ("auto", "never") and not is_restarted()
     {% if cookiecutter.checkpoint == "per_rank" %}
     # Another machine may have it, and serve this one.
     is_path = is_path and launch.local_world_size == launch.world_size

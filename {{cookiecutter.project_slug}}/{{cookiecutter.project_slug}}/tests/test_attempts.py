@@ -16,10 +16,12 @@ from ..engine import attempts
 from ..engine.distributed import World
 from ..engine.launch import Launch, Refused
 from ..engine.rundir import PACKAGE, RunDir
+from ..engine.state import Job
+from ..engine.strategy import Checkpointer
 from .harness import Outcome, outcomes, values
 from .scenario import Record, run_training, set_config
 from .test_checkpoint import save
-from .toy import Notes, Toy
+from .toy import Notes, Toy, put
 
 CONFIG = set_config(
     Config(),
@@ -37,6 +39,13 @@ CONFIG = set_config(
 def use_restarted(count: int, toy: Toy, fault: int) -> Notes:
     """Prepare the so-manieth start of one call of a launcher; it fails after a step."""
     os.environ.update(TORCHELASTIC_RESTART_COUNT=str(count), TORCHELASTIC_RUN_ID="mine")
+    save_begun = Checkpointer.save
+
+    def save_whole(checkpointer: Checkpointer, job: Job, loss: float | None) -> None:
+        save_begun(checkpointer, job, loss)
+        checkpointer.finish()  # a crash may cost what is under way
+
+    put(Checkpointer, save=save_whole)
     return toy.use_until(fault)
 
 
@@ -169,6 +178,14 @@ def ask(run_dir: str, count: int, *settings: str) -> tuple[int, str, str]:
         check=False,
     )
     return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_named_checkpoint_need_not_be_there_any_more(run_dir: str) -> None:
+    nowhere = ("--resume", f"{run_dir}/checkpoints/step_00000002")
+    assert ask(run_dir, 1, *nowhere) == (0, "parsed\n", "")
+    code, _, said = ask(run_dir, 0, *nowhere)
+    assert code == 2
+    assert "resume: expected auto, never or the directory of a checkpoint" in said
 
 
 def test_refusal_is_not_asked_again(run_dir: str) -> None:
