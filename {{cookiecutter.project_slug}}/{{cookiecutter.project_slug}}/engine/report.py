@@ -15,6 +15,7 @@ from . import comm_hook
 from .digest import digest
 from .distributed import World, gather
 from .keyed import seed_sample
+from .launch import FailedTogether
 from .loader import Samples
 from .manifest import Checkpoint
 from .optim import peak_lr
@@ -131,7 +132,7 @@ def describe(job: Job) -> str:
     return "\n".join(lines)
 
 
-class NonFiniteGradient(FloatingPointError):
+class NonFiniteGradient(FailedTogether, FloatingPointError):
     """No step can be taken from here, on any rank: the reduced gradient is everybody's."""
 
 
