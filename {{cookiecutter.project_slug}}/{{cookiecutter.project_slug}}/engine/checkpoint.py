@@ -31,6 +31,7 @@ from .manifest import (
     read_checkpoint,
     step_path,
 )
+from .pulse import DONE
 from .rundir import sync_directory
 from .sampler import order_digest
 from .state import Job
@@ -132,6 +133,7 @@ class NotWritten(FailedTogether, OSError):
 @contextmanager
 def agreed_write(world: World, step: int, group: ProcessGroup | None) -> Iterator[None]:
     """What fails to be written on one rank is an error on all. Collective, on `group`."""
+    world.pulse.at("saving")
     problem: str | None = None
     cause: Exception | None = None
     try:
@@ -140,6 +142,7 @@ def agreed_write(world: World, step: int, group: ProcessGroup | None) -> Iterato
         problem, cause = f"{type(error).__name__}: {error}", error
     except RuntimeError as error:  # torch.save reports a full disk so
         problem, cause = str(error).splitlines()[0], error
+    world.pulse.at("saving", DONE)
     for rank, text in enumerate(gather(world, problem, group)):
         if text is not None:
             where = f" on rank {rank}" if rank else ""

@@ -12,8 +12,8 @@ Phase = Literal["start-up", "evaluation", "saving", "data", "forward", "backward
 Place = tuple[int, float, int]
 """What is smaller is further behind."""
 
-ALL = 1 << 30
-"""In place of a batch's number: all batches of this rank are done, others may have some left."""
+DONE = 1 << 30
+"""In place of a number: this rank has done its part, and waits for the others."""
 
 _STEPLESS = {"start-up": -3.0, "evaluation": -2.0, "saving": -1.0}
 _IN_A_MICRO_BATCH = {"data": 0, "forward": 1, "backward": 2}
@@ -63,7 +63,7 @@ class Pulse:
         for number, batch in enumerate(batches, 1):
             yield batch
             self.at("evaluation", number)
-        self.at("evaluation", ALL)
+        self.at("evaluation", DONE)
 
     def __str__(self) -> str:
         """Say where this rank is, such as `at step 5 in forward`."""
@@ -75,8 +75,8 @@ def where(phase: str, step: int, number: int) -> str:
     if phase == "start-up":
         return "in start-up"
     words = f"at step {step + (phase in _IN_A_MICRO_BATCH or phase == 'optimizer')} in {phase}"
-    if number == ALL:
-        return f"{words}, done with its batches"
+    if number == DONE:
+        return f"{words}, done with its part"
     if phase == "evaluation":
         return f"{words}, batch {number + 1}"
     return f"{words} of micro-batch {number + 1}" if number else words

@@ -164,7 +164,7 @@ class Watchdog:
         if not words:
             return
         self._failed_at = self._failed_at or time.monotonic()
-        if time.monotonic() - self._failed_at > 3.0:
+        if time.monotonic() - self._failed_at > 2.0:
             self._leave(f"{PACKAGE}: rank {self.world.rank} left because {words}")
 
     def _end(self) -> NoReturn:

@@ -1,135 +1,313 @@
 """Engine: a run that stands still ends, and says which rank is behind; one that works goes on."""
 
+import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import FileStore
 
 from .. import train
 from ..config import Config
-from ..engine.pulse import ALL, Pulse, place, where
-from ..engine.signs import is_in_compiler
-from ..engine.state import Job
-from .harness import Outcome, outcomes, values
+from ..engine import checkpoint
+from ..engine.beats import Beat, FileBoard, StoreBoard
+from ..engine.pulse import Pulse, place
+from ..engine.rundir import RunDir
+from ..engine.signs import bytes_growing, bytes_moved, is_in_compiler
+from ..engine.state import Progress
+from ..engine.watchdog import Watchdog
+from .harness import outcomes, values
+from .parts import joined
 from .scenario import run_training, set_config
 from .toy import Toy, ToyData, put
 
-LIMIT_S = 2.0
 CONFIG = set_config(
     Config(),
     device="cpu",
     epochs=1,
-    eval_every=2,
-    save_every=2,
+    max_steps=4,
     data__num_workers=0,
     timeout_s=40.0,
-    watchdog_s=LIMIT_S,
+    watchdog_s=1.5,
     global_batch_size=12,
     {% if cookiecutter.accumulation %}
     micro_batch_size=2,
     {% endif %}
 )
-STEP = 3
-"""The step in which something happens."""
 
 
-def rank() -> int:
-    return int(os.environ["RANK"])
+def is_rank(number: int) -> bool:
+    return os.environ["RANK"] == str(number)
 
 
-def sleep_in_data(who: int) -> None:
-    """Let a rank sleep where it loads the samples of a step, in whatever process."""
+def sleep_in_data(number: int) -> None:
+    """Let a rank sleep while it loads a sample, in whatever process."""
     Toy().use()
     get = ToyData.__getitem__
-    asked: list[int] = []
+    loaded: list[int] = []
 
     def sleepy(self: ToyData, index: int) -> dict[str, Any]:
-        asked.append(index)
-        if rank() == who and len(asked) > 24:
+        loaded.append(index)
+        if is_rank(number) and len(loaded) > 15:
             time.sleep(600)
         return get(self, index)
 
     put(ToyData, __getitem__=sleepy)
 
 
-def at_step(name: str, who: int, act: Callable[[], object]) -> None:
-    """Do something on a rank before a part of train.py runs in a step."""
+def act_in_forward(act: Callable[[], object], number: int) -> None:
+    """Do something on a rank in the forward of a later step."""
     Toy().use()
-    part = getattr(train, name)
-
-    def disturbed(job: Job, *args: Any, **named: Any) -> Any:
-        if rank() == who and job.state.progress.step == STEP - 1 and job.model is not None:
-            act()
-        return part(job, *args, **named)
-
-    put(train, **{name: disturbed})
-
-
-def sleep_in_forward(who: int) -> None:
-    Toy().use()
-    loss_sum = train.task.loss_sum
+    task = vars(train)["task"]
+    loss_sum = task.loss_sum
     calls: list[int] = []
 
-    def sleepy(*args: Any) -> Any:
+    def disturbed(*args: Any) -> Any:
         calls.append(0)
-        if rank() == who and len(calls) > 5:
-            time.sleep(600)
+        if is_rank(number) and len(calls) == 4:
+            act()
         return loss_sum(*args)
 
-    put(train.task, loss_sum=sleepy)
+    put(task, loss_sum=disturbed)
 
 
-def stop_itself() -> None:
-    time.sleep(1.0)  # so that the others hear where it is
+def sleep() -> None:
+    time.sleep(600)
+
+
+def sleep_in_save(number: int) -> None:
+    Toy().use()
+    if is_rank(number):
+        put(checkpoint, file_sha256=lambda _: sleep())
+
+
+def stop_the_process() -> None:
+    time.sleep(0.7)  # the others hear where it is
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stand_still(who: int) -> None:
-    at_step("train_step", who, stop_itself)
+def keep_pythons_lock() -> None:
+    time.sleep(0.7)
+    ctypes.PyDLL(None).sleep(600)
 
 
-
-def assert_told(ended: list[Outcome], run_dir: str, told: str, survivors: list[int]) -> str:
-    """All survivors ended with 1 and left their stacks; one of them has told it. Its words."""
-    outputs = "\n".join(f"--- rank {r}: {e.exit_code}\n{e.output}" for r, e in enumerate(ended))
-    assert [ended[r].exit_code for r in survivors] == [1] * len(survivors), outputs
-    assert sum("no rank made progress" in e.output.partition("left because")[0] for e in ended) == 1
+def report_of(run_dir: str, outputs: list[str]) -> str:
+    """What was told, which is told once."""
     report = (Path(run_dir) / "logs/stall.txt").read_text()
-    assert told in report, report
-    for r in survivors:
-        stacks = (Path(run_dir) / f"logs/stall-rank{r}.txt").read_text()
-        assert "train.py" in stacks, stacks
+    assert sum(output.count(report) for output in outputs) == 1, outputs
     return report
 
 
 @pytest.mark.parametrize(
-    ("prepare", "num_workers", "phase"),
+    ("prepare", "number", "num_workers", "phase"),
     [
-        pytest.param(sleep_in_data, 0, "data", id="data"),
-        pytest.param(sleep_in_data, 1, "data", id="worker"),
-        pytest.param(sleep_in_forward, 0, "forward", id="forward"),
+        pytest.param(sleep_in_data, 1, 0, "data", id="data"),
+        pytest.param(sleep_in_data, 1, 1, "data", id="loading process"),
+        pytest.param(partial(act_in_forward, sleep), 1, 0, "forward", id="forward"),
+        pytest.param(sleep_in_save, 0, 0, "saving", id="saving"),
     ],
 )
 def test_rank_that_sleeps_is_named(
-    run_dir: str, prepare: Callable[[int], None], num_workers: int, phase: str
+    run_dir: str, prepare: Callable[[int], None], number: int, num_workers: int, phase: str
 ) -> None:
     config = set_config(CONFIG, run_dir=run_dir, data__num_workers=num_workers)
-    ended = outcomes(run_training, 2, config, partial(prepare, 1))
-    report = assert_told(ended, run_dir, "rank 1 is behind, at step", [0, 1])
-    assert f"in {phase}" in report.splitlines()[0]
+    ended = outcomes(run_training, 2, config, partial(prepare, number))
+    assert [rank.exit_code for rank in ended] == [1, 1]
+    report = report_of(run_dir, [rank.output for rank in ended])
+    assert f"rank {number} is behind, at step " in report
+    assert f" in {phase}" in report.splitlines()[0]
+    for rank in range(2):
+        stacks = (Path(run_dir) / f"logs/stall-rank{rank}.txt").read_text()
+        assert "in run_training" in stacks, stacks
     assert '"failed"' in (Path(run_dir) / "status.json").read_text()
 
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_process_that_is_stopped_is_named(run_dir: str, who: int) -> None:
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a signal that stops a process")
+@pytest.mark.parametrize(
+    ("act", "number"),
+    [
+        pytest.param(stop_the_process, 0, id="rank 0 is stopped"),
+        pytest.param(stop_the_process, 1, id="rank 1 is stopped"),
+        pytest.param(keep_pythons_lock, 1, id="rank 1 keeps Python's lock"),
+    ],
+)
+def test_rank_that_can_say_nothing_is_named(
+    run_dir: str, act: Callable[[], None], number: int
+) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
-    ended = outcomes(run_training, 3, config, partial(stand_still, who), stopped=[who])
-    survivors = [r for r in range(3) if r != who]
-    assert_told(ended, run_dir, f"rank {who} says nothing any more, last seen at step 3 in", survivors)
+    ended = outcomes(
+        run_training, 3, config, partial(act_in_forward, act, number), stopped=[number]
+    )
+    others = [rank for other, rank in enumerate(ended) if other != number]
+    assert [rank.exit_code for rank in others] == [1, 1]
+    report = report_of(run_dir, [rank.output for rank in others])
+    assert f"rank {number} says nothing any more, last seen at step" in report
+    assert "in forward" in report.splitlines()[0]
+    assert len(list((Path(run_dir) / "logs").glob("stall-rank*.txt"))) == 2
+
+
+def work_slowly() -> None:
+    """Let evaluations and saves of a rank last longer than nothing may move."""
+    Toy(num_valid=96).use()
+    task = vars(train)["task"]
+    metric_sums, steps = task.metric_sums, iter(range(8))
+
+    def slow_metrics(*args: Any) -> Any:
+        if is_rank(0) and next(steps, None) is not None:
+            time.sleep(0.3)
+        return metric_sums(*args)
+
+    def slow_checksum(path: Path) -> str:
+        with path.with_name("growing").open("ab", buffering=0) as file:
+            while file.tell() < 8000:
+                file.write(bytes(1000))
+                time.sleep(0.3)
+        return "0"
+
+    put(task, metric_sums=slow_metrics)
+    put(checkpoint, file_sha256=slow_checksum)
+
+
+def test_long_evaluation_and_long_save_are_no_standstill(run_dir: str) -> None:
+    config = set_config(CONFIG, run_dir=run_dir, max_steps=1)
+    values(run_training, 2, config, work_slowly)
+    assert not list((Path(run_dir) / "logs").glob("stall*"))
+
+
+def give_up_a_collective() -> None:
+    """As gloo does after `timeout_s`, which would take longer."""
+    act_in_forward(sleep, 1)
+    gradient = vars(train)["gradient"]
+    nominal_count, calls = gradient.nominal_count, iter(range(9))
+
+    def give_up(*args: Any) -> Any:
+        if is_rank(0) and next(calls) == 2:
+            raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:1] Timed out waiting 1ms")
+        return nominal_count(*args)
+
+    put(gradient, nominal_count=give_up)
+
+
+def test_who_was_not_waited_for_is_named(run_dir: str) -> None:
+    """The collective is given up first; who sleeps hears of it, and leaves."""
+    config = set_config(CONFIG, run_dir=run_dir, watchdog_s=5.0)
+    ended = outcomes(run_training, 2, config, give_up_a_collective)
+    assert [rank.exit_code for rank in ended] == [1, 1]
+    report = report_of(run_dir, [rank.output for rank in ended])
+    assert "rank 1 is behind, at step " in report
+
+
+def stacks_of_a_compiler(_: str) -> tuple[list[bool], list[bool]]:
+    """What the check says while a graph is compiled, and while it runs."""
+    compiling, running = [], []
+
+    def compiler(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        compiling.append(is_in_compiler(sys._getframe()))
+
+        def run(*args: Any) -> Any:
+            running.append(is_in_compiler(sys._getframe()))
+            return graph.forward(*args)
+
+        return run
+
+    function = torch.compile(lambda x: x + 1, backend=compiler)
+    for _number in range(2):
+        function(torch.ones(2))
+    return compiling, running
+
+
+def test_compiling_is_progress_and_running_what_was_compiled_is_not() -> None:
+    [(compiling, running)] = values(stacks_of_a_compiler, 1)
+    assert (compiling, running) == ([True], [False, False])
+
+
+def test_bytes_of_a_save_are_progress(tmp_path: Path) -> None:
+    (tmp_path / "step_00000001.tmp").mkdir()
+    (tmp_path / "step_00000002").mkdir()
+    (tmp_path / "step_00000002/model.pt").write_bytes(bytes(1000))
+    assert bytes_growing(tmp_path) == 0
+    part = tmp_path / "step_00000001.tmp/model.pt"
+    part.write_bytes(bytes(10))
+    assert bytes_growing(tmp_path) == 10
+    before = bytes_moved(threading.main_thread())
+    part.read_bytes()
+    moved = bytes_moved(threading.main_thread()) - before
+    assert moved >= 10 or not Path("/proc/self/io").exists()
+
+
+def test_places_are_in_the_order_in_which_a_run_comes_to_them() -> None:
+    pulse, progress = Pulse(), Progress()
+    pulse.progress = progress
+    places, words = [place(pulse.phase, pulse.step, pulse.number)], [str(pulse)]
+
+    def note() -> None:
+        places.append(place(pulse.phase, pulse.step, pulse.number))
+        words.append(str(pulse))
+
+    for micro in range(2):
+        pulse.at_data()
+        note()
+        pulse.at("forward", micro)
+        note()
+        pulse.at("backward", micro)
+        note()
+    pulse.at("optimizer")
+    note()
+    progress.step = 1
+    for _ in pulse.over("ab"):
+        note()
+    note()
+    pulse.at("saving")
+    note()
+    pulse.at_data()
+    note()
+    assert places == sorted(set(places))
+    assert words == [
+        "in start-up",
+        "at step 1 in data",
+        "at step 1 in forward",
+        "at step 1 in backward",
+        "at step 1 in data of micro-batch 2",
+        "at step 1 in forward of micro-batch 2",
+        "at step 1 in backward of micro-batch 2",
+        "at step 1 in optimizer",
+        "at step 1 in evaluation, batch 1",
+        "at step 1 in evaluation, batch 2",
+        "at step 1 in evaluation, done with its part",
+        "at step 1 in saving",
+        "at step 2 in data",
+    ]
+
+
+def test_boards_bring_beats_from_rank_to_rank(tmp_path: Path) -> None:
+    mine = Beat(1, "node0", 7, "data", 3, 0, 5, still_s=0.5, changed=1.0, written=1.5)
+    store = FileStore(str(tmp_path / "store"), 2)
+    for board in (FileBoard(tmp_path / "heartbeats", 2), StoreBoard(store, 2)):
+        assert board.read() == {}
+        board.post(mine)
+        assert board.read() == {1: mine}
+        board.post(replace(mine, step=4))
+        assert board.read()[1].step == 4
+
+
+def orphan(init_method: str, run_dir: str) -> list[str]:
+    """What is said when the launcher goes."""
+    heard: list[str] = []
+    with joined(init_method, run_dir=run_dir, watchdog_s=1.0) as job:
+        job.pulse.parent += 1
+        with Watchdog(job, RunDir(run_dir, job.world), heard.append):
+            time.sleep(0.5)
+    return heard
+
+
+def test_launcher_that_is_gone_is_noticed_once(run_dir: str) -> None:
+    assert values(orphan, 1, run_dir) == [["the launcher is gone"]]
