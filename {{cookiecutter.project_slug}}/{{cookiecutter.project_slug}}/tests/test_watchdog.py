@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ..engine.rundir import RunDir
 from ..engine.signs import bytes_growing, bytes_moved, is_in_compiler
 from ..engine.state import Progress
 from ..engine.watchdog import Watchdog
-from .harness import outcomes, values
+from .harness import Outcome, outcomes, values
 from .parts import joined
 from .scenario import run_training, set_config
 from .toy import Toy, ToyData, put
@@ -37,7 +38,7 @@ CONFIG = set_config(
     max_steps=4,
     data__num_workers=0,
     timeout_s=40.0,
-    watchdog_s=1.5,
+    watchdog_s=3.0,
     global_batch_size=12,
     {% if cookiecutter.accumulation %}
     micro_batch_size=2,
@@ -100,59 +101,87 @@ def keep_pythons_lock() -> None:
     ctypes.PyDLL(None).sleep(600)
 
 
-def report_of(run_dir: str, outputs: list[str]) -> str:
-    """What was told, which is told once."""
-    report = (Path(run_dir) / "logs/stall.txt").read_text()
-    assert sum(output.count(report) for output in outputs) == 1, outputs
-    return report
+def give_up_a_collective(number: int) -> None:
+    """As gloo does after `timeout_s`, which would take longer; the other rank sleeps."""
+    act_in_forward(sleep, number)
+    gradient = vars(train)["gradient"]
+    nominal_count, calls = gradient.nominal_count, iter(range(9))
+
+    def give_up(*args: Any) -> Any:
+        if not is_rank(number) and next(calls) == 2:
+            raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:1] Timed out waiting 1ms")
+        return nominal_count(*args)
+
+    put(gradient, nominal_count=give_up)
 
 
-@pytest.mark.parametrize(
-    ("prepare", "number", "num_workers", "phase"),
-    [
-        pytest.param(sleep_in_data, 1, 0, "data", id="data"),
-        pytest.param(sleep_in_data, 1, 1, "data", id="loading process"),
-        pytest.param(partial(act_in_forward, sleep), 1, 0, "forward", id="forward"),
-        pytest.param(sleep_in_save, 0, 0, "saving", id="saving"),
-    ],
-)
-def test_rank_that_sleeps_is_named(
-    run_dir: str, prepare: Callable[[int], None], number: int, num_workers: int, phase: str
-) -> None:
-    config = set_config(CONFIG, run_dir=run_dir, data__num_workers=num_workers)
-    ended = outcomes(run_training, 2, config, partial(prepare, number))
-    assert [rank.exit_code for rank in ended] == [1, 1]
-    report = report_of(run_dir, [rank.output for rank in ended])
-    assert f"rank {number} is behind, at step " in report
-    assert f" in {phase}" in report.splitlines()[0]
-    for rank in range(2):
-        stacks = (Path(run_dir) / f"logs/stall-rank{rank}.txt").read_text()
-        assert "in run_training" in stacks, stacks
-    assert '"failed"' in (Path(run_dir) / "status.json").read_text()
+@dataclass(frozen=True)
+class Case:
+    """A run in which a rank stands still."""
+
+    prepare: Callable[[int], None]
+    number: int
+    """The rank."""
+    phase: str
+    world_size: int = 2
+    num_workers: int = 0
+    can_leave: bool = True
+    """Its watchdog can end it: it is not stopped itself."""
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a signal that stops a process")
-@pytest.mark.parametrize(
-    ("act", "number"),
-    [
-        pytest.param(stop_the_process, 0, id="rank 0 is stopped"),
-        pytest.param(stop_the_process, 1, id="rank 1 is stopped"),
-        pytest.param(keep_pythons_lock, 1, id="rank 1 keeps Python's lock"),
-    ],
-)
-def test_rank_that_can_say_nothing_is_named(
-    run_dir: str, act: Callable[[], None], number: int
-) -> None:
-    config = set_config(CONFIG, run_dir=run_dir)
-    ended = outcomes(
-        run_training, 3, config, partial(act_in_forward, act, number), stopped=[number]
-    )
-    others = [rank for other, rank in enumerate(ended) if other != number]
-    assert [rank.exit_code for rank in others] == [1, 1]
-    report = report_of(run_dir, [rank.output for rank in others])
-    assert f"rank {number} says nothing any more, last seen at step" in report
-    assert "in forward" in report.splitlines()[0]
-    assert len(list((Path(run_dir) / "logs").glob("stall-rank*.txt"))) == 2
+CASES = {
+    "data": Case(sleep_in_data, 1, "data"),
+    "loading process": Case(sleep_in_data, 1, "data", num_workers=1),
+    "forward": Case(partial(act_in_forward, sleep), 1, "forward"),
+    "saving": Case(sleep_in_save, 0, "saving"),
+    "collective that is given up": Case(give_up_a_collective, 1, "forward"),
+    "Python's lock": Case(
+        partial(act_in_forward, keep_pythons_lock), 1, "forward", can_leave=False
+    ),
+}
+if hasattr(signal, "SIGSTOP"):
+    stopped = partial(act_in_forward, stop_the_process)
+    CASES["rank 0 stopped"] = Case(stopped, 0, "forward", 3, can_leave=False)
+    CASES["rank 1 stopped"] = Case(stopped, 1, "forward", 3, can_leave=False)
+
+Ends = dict[str, tuple[Path, list[Outcome]]]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
+    """How each ended, and its run directory. All at once: what takes long is to do nothing."""
+    paths = {name: tmp_path_factory.mktemp("standstill") / "run" for name in CASES}
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        futures = {
+            name: pool.submit(
+                outcomes,
+                run_training,
+                case.world_size,
+                set_config(CONFIG, run_dir=str(paths[name]), data__num_workers=case.num_workers),
+                partial(case.prepare, case.number),
+                stopped=() if case.can_leave else [case.number],
+            )
+            for name, case in CASES.items()
+        }
+        return {name: (paths[name], future.result()) for name, future in futures.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rank_that_stands_still_is_named_and_the_run_ends(ends: Ends, name: str) -> None:
+    case, (path, ended) = CASES[name], ends[name]
+    left = [rank for rank in range(case.world_size) if case.can_leave or rank != case.number]
+    assert [ended[rank].exit_code for rank in left] == [1] * len(left), ended
+    report = (path / "logs/stall.txt").read_text()
+    assert sum(rank.output.count(report) for rank in ended) == 1, ended
+    how = "is behind, at step " if case.can_leave else "says nothing any more, last seen at step "
+    assert f"rank {case.number} {how}" in report
+    assert f" in {case.phase}" in report.splitlines()[0]
+    assert len(report.splitlines()) == 3 + case.world_size
+    if name != "collective that is given up":  # one rank finds out there, and the other one hears
+        assert len(list(path.glob("logs/stall-rank*.txt"))) == len(left)
+    for stacks in path.glob("logs/stall-rank*.txt"):
+        assert "in run_training" in stacks.read_text()
+    assert ("failed" in (path / "status.json").read_text()) == (0 in left)
 
 
 def work_slowly() -> None:
@@ -178,32 +207,9 @@ def work_slowly() -> None:
 
 
 def test_long_evaluation_and_long_save_are_no_standstill(run_dir: str) -> None:
-    config = set_config(CONFIG, run_dir=run_dir, max_steps=1)
+    config = set_config(CONFIG, run_dir=run_dir, max_steps=1, watchdog_s=2.0)
     values(run_training, 2, config, work_slowly)
     assert not list((Path(run_dir) / "logs").glob("stall*"))
-
-
-def give_up_a_collective() -> None:
-    """As gloo does after `timeout_s`, which would take longer."""
-    act_in_forward(sleep, 1)
-    gradient = vars(train)["gradient"]
-    nominal_count, calls = gradient.nominal_count, iter(range(9))
-
-    def give_up(*args: Any) -> Any:
-        if is_rank(0) and next(calls) == 2:
-            raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:1] Timed out waiting 1ms")
-        return nominal_count(*args)
-
-    put(gradient, nominal_count=give_up)
-
-
-def test_who_was_not_waited_for_is_named(run_dir: str) -> None:
-    """The collective is given up first; who sleeps hears of it, and leaves."""
-    config = set_config(CONFIG, run_dir=run_dir, watchdog_s=5.0)
-    ended = outcomes(run_training, 2, config, give_up_a_collective)
-    assert [rank.exit_code for rank in ended] == [1, 1]
-    report = report_of(run_dir, [rank.output for rank in ended])
-    assert "rank 1 is behind, at step " in report
 
 
 def stacks_of_a_compiler(_: str) -> tuple[list[bool], list[bool]]:
