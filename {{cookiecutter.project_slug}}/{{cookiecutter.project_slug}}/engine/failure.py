@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from .beats import ask, claim_failure, find_failure, own_client
 from .distributed import World
+from .explain import one_line
 from .launch import FailedTogether, Refused
 from .rundir import PACKAGE, RunDir
 
@@ -39,29 +40,30 @@ def told(run: RunDir, world: World) -> Iterator[None]:
         raise
     except BaseException as error:
         note = f"rank {world.rank} failed {world.pulse}"
-        cause = cause_of(error, note, world, run)
+        words = one_line(f"{note}: {type(error).__name__}: {error}")
+        cause = cause_of(error, words, world, run)
         if cause is None:
             error.add_note(note)
-            write_failure(run, error, note)
+            write_failure(run, error, words)
             raise
         log_failure(run, error)
         raise SystemExit(f"{PACKAGE}: rank {world.rank} left because {cause}") from error
 
 
-def cause_of(error: BaseException, note: str, world: World, run: RunDir) -> str | None:
+def cause_of(error: BaseException, words: str, world: World, run: RunDir) -> str | None:
     """Why a rank leaves, where the reason lies with another one; None where it is its own."""
     if world.world_size == 1:
         return None
     if isinstance(error, FailedTogether) and error.rank != world.rank:
         return heard(world, run)[0]  # without an answer everyone tells it, rather than nobody
     if not is_loss_of_a_peer(error):
-        return claim(note, world)
+        return claim(words, world)
     cause, is_known = heard(world, run)
     if cause is None:
         cause = "another rank went away without a word: the launcher tells which, and how"
         if not is_known:
             cause += ". The ranks' store can't be asked: it may have lived in that one"
-        cause += f" ({str(error).splitlines()[0]})"
+        cause += f" ({one_line(str(error))})"
     return cause
 
 
@@ -72,14 +74,14 @@ def is_loss_of_a_peer(error: BaseException) -> bool:
     )
 
 
-def claim(note: str, world: World) -> str | None:
+def claim(words: str, world: World) -> str | None:
     """Be the rank that failed first: None where it is, else the words of the one that was.
 
     Also where the store does not answer: this rank has something of its own to tell.
     """
     with suppress(RuntimeError, OSError):
-        first = ask(lambda: claim_failure(own_client(_store(world)), note), PATIENCE_S)
-        return None if first == note else first
+        first = ask(lambda: claim_failure(own_client(_store(world)), words), PATIENCE_S)
+        return None if first == words else first
     return None
 
 
@@ -121,14 +123,14 @@ def written_failure(world: World, run: RunDir) -> str | None:
     return None
 
 
-def write_failure(run: RunDir, error: BaseException, note: str) -> None:
-    """Leave note and traceback in the run directory, where there is one."""
+def write_failure(run: RunDir, error: BaseException, words: str) -> None:
+    """Leave words and traceback in the run directory, where there is one."""
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
     trace = "".join(traceback.format_exception(error))
     with suppress(OSError):
         run.logs.mkdir(parents=True, exist_ok=True)
         path = run.logs / _failure_name(run.launch.rank)
-        path.write_text(f"{note}\n{stamp}\n\n{trace}", encoding="utf-8")
+        path.write_text(f"{words}\n{stamp}\n\n{trace}", encoding="utf-8")
 
 
 def log_failure(run: RunDir, error: BaseException) -> None:

@@ -183,10 +183,22 @@ class Watchdog:
         if self.world.rank == min(rank for rank, beat in beats.items() if beat.is_leaving):
             first, text = self._report(beats)
             print(text, file=sys.stderr, flush=True)
-            claim(first, self.world)
             with suppress(OSError):
                 (self.run.logs / "stall.txt").write_text(text + "\n", encoding="utf-8")
+            claim(first, self.world)
+        else:
+            deadline = time.monotonic() + 5.0 + 3 * self.every_s
+            while not self._is_told() and time.monotonic() < deadline:
+                time.sleep(self.tick_s)  # a launcher ends all ranks as soon as one has left
         self._leave("")
+
+    def _is_told(self) -> bool:
+        """Whether another rank has written the report."""
+        if self._store_board is not None and self._store_board.failed:
+            return True
+        with suppress(OSError):
+            return (self.run.logs / "stall.txt").stat().st_mtime >= self.pulse.began
+        return False
 
     def _dump(self) -> None:
         """Write what all threads are doing."""

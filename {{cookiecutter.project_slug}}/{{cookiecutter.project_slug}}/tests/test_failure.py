@@ -12,9 +12,8 @@ import pytest
 
 from .. import train
 from ..config import Config
-from ..engine import checkpoint
+from ..engine import checkpoint, failure
 from ..engine.distributed import World
-from ..engine.failure import cause_of, told
 from ..engine.launch import Refused
 from ..engine.report import NonFiniteGradient
 from ..engine.rundir import PACKAGE, RunDir
@@ -108,12 +107,13 @@ def test_rank_that_fails_is_heard_and_the_others_say_that_they_left(
     assert note.startswith(f"rank {number} failed ")
     assert words in note
     assert "Broken: on purpose" in failed.output
-    assert other.output.splitlines()[-1] == f"{PACKAGE}: rank {1 - number} left because {note}"
+    told = f"{note}: Broken: on purpose"
+    assert other.output.splitlines()[-1] == f"{PACKAGE}: rank {1 - number} left because {told}"
     assert "Traceback" not in other.output
-    [(name, text)] = texts(run_dir, "failed-*").items()
-    assert name == f"failed-rank{number}.txt"
-    assert text.splitlines()[0] == note
-    assert "Broken: on purpose" in text
+    [(file, text)] = texts(run_dir, "failed-*").items()
+    assert file == f"failed-rank{number}.txt"
+    assert text.splitlines()[0] == told
+    assert "Traceback" in text
     if place != "start-up":
         assert "Traceback" in texts(run_dir, "rank*.log")[f"rank{1 - number}.log"]
     assert '"failed"' in (Path(run_dir) / "status.json").read_text()
@@ -198,20 +198,20 @@ def test_file_tells_what_a_store_that_is_gone_can_not(run_dir: str) -> None:
     world = World(rank=1, world_size=2)
     run = RunDir(run_dir, world)
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-    cause = cause_of(lost, "rank 1 failed", world, run)
+    cause = failure.cause_of(lost, "rank 1 failed", world, run)
     assert cause is not None
     assert "without a word" in cause
     assert "can't be asked" in cause
     run.logs.mkdir(parents=True)
     (run.logs / "failed-rank0.txt").write_text("rank 0 failed at step 3 in data\nmore\n")
-    assert cause_of(lost, "rank 1 failed", world, run) == "rank 0 failed at step 3 in data"
+    assert failure.cause_of(lost, "rank 1 failed", world, run) == "rank 0 failed at step 3 in data"
     os.utime(run.logs / "failed-rank0.txt", (1.0, 1.0))  # of an earlier run
-    assert "without a word" in str(cause_of(lost, "rank 1 failed", world, run))
+    assert "without a word" in str(failure.cause_of(lost, "rank 1 failed", world, run))
 
 
 @pytest.mark.parametrize("error", [Refused("a mistake"), SystemExit(75)])
 def test_other_ends_are_left_alone(run_dir: str, error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, told(RunDir(run_dir, World()), World()):
+    with pytest.raises(type(error)) as caught, failure.told(RunDir(run_dir, World()), World()):
         raise error
     assert caught.value is error
     assert not hasattr(error, "__notes__")
