@@ -37,6 +37,7 @@ SETTINGS = {
     "log_every": 1,
     "eval_every": 10,
     "save_every": 3,
+    "watchdog_s": 6,
     "timeout_s": 60,
 }
 

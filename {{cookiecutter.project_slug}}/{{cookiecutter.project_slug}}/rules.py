@@ -32,7 +32,7 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
     ),
     (
         "more than 0",
-        ("timeout_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
+        ("timeout_s", "watchdog_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
         lambda value: value > 0 and math.isfinite(value),
     ),
     {% if cookiecutter.example == "bytes" %}

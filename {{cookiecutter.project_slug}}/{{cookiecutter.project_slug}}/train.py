@@ -23,7 +23,8 @@ from .config import Config, samples_per_forward
 from .engine import attempts, ddp, distributed, gradient, keyed, optim, report
 from .engine.checkpoint import finishing
 from .engine.cli import told_how_it_ends
-from .engine.distributed import World
+from .engine.distributed import World, process_group
+from .engine.failure import told
 from .engine.launch import launch_from_environment, run_to_exit
 from .engine.loader import Batch, BatchStream, build_loaders, check_datasets, to_device
 from .engine.metrics import Metrics
@@ -32,6 +33,7 @@ from .engine.sampler import Plan
 from .engine.state import Job, TrainState
 from .engine.stop import Stop
 from .engine.strategy import Checkpointer
+from .engine.watchdog import Watchdog
 from .model import build_model
 
 logger = logging.getLogger(f"{__package__}.train")  # run as a module, __name__ is __main__
@@ -42,8 +44,8 @@ def main(config: Config, init_method: str = "env://") -> None:
     """Join the other processes, train, leave. The model lives and dies within `train`."""
     launch = launch_from_environment()
     run = RunDir(config.run_dir, launch)
-    group = distributed.process_group(launch, config, init_method)
-    with Stop(run) as stop, told_how_it_ends(run), group as world:
+    group = process_group(launch, config, init_method)
+    with Stop(run) as stop, told_how_it_ends(run), group as world, told(run, world):
         train(config, world, run, stop)
 
 
@@ -76,11 +78,11 @@ def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
     logger.info(report.describe(job))
     collate = getattr(data, "collate", None)
     train_loader, valid_loader = build_loaders(datasets, collate, config, plan, world)
-    batches = BatchStream(train_loader, progress.epoch, progress.position)
+    batches = BatchStream(train_loader, progress.epoch, progress.position, job.pulse)
     {% if cookiecutter.example == "bytes" %}
-    with Metrics(run.path, job, task) as metrics, run.reported(progress, stop):
+    with Metrics(run.path, job, task) as metrics, run.reported(progress, stop), Watchdog(job, run):
     {% else %}
-    with Metrics(run.path, job) as metrics, run.reported(progress, stop):
+    with Metrics(run.path, job) as metrics, run.reported(progress, stop), Watchdog(job, run):
     {% endif %}
         if not job.is_finished():
             batch = batches.peek()  # stays the first one; what it is tried with is thrown away
@@ -124,6 +126,7 @@ def run_steps(
         if job.is_due(config.eval_every):
             valid_loss = evaluate_all(job, valid_loader, metrics)
         if job.is_due(config.save_every):
+            job.pulse.at("saving")
             checkpointer.save(job, valid_loss)
             saved_step = progress.step
     if job.stop.is_agreed and saved_step != progress.step:
@@ -157,6 +160,7 @@ def train_step(
     wait = forward_backward(job, next(batches), shares[0], sums, is_summed=is_summed)
     {% endif %}
     wait()
+    job.pulse.at("optimizer")
 
     {% if cookiecutter.amp == "fp16" %}
     state.scaler.unscale_(state.optimizer)  # once, before anything looks at the gradient
@@ -195,6 +199,7 @@ def forward_backward(
         loss = gradient.left_out(loss)  # this rank only takes part
     sums[0] += loss.detach()
     sums[1] += task.num_targets(batch) if share else 0
+    job.pulse.at("backward", micro)
     wait = distributed.start_sum(job.world, sums) if is_summed else distributed.no_wait
     loss = loss / gradient.nominal_count(
         job.config.global_batch_size, job.world.world_size, task.TARGETS_PER_SAMPLE
@@ -210,6 +215,7 @@ def forward_backward(
 def forward_loss(job: Job, batch: Batch, model: nn.Module, micro: int = 0) -> Tensor:
     """The loss of a micro-batch, summed; what it draws follows from its place in the run."""
     device = job.world.device
+    job.pulse.at("forward", micro)
     batch = to_device(batch, device, job.dtype, job.memory_format)
     step = job.state.progress.step
     keyed.seed_forward(job.config.seed, step, micro, job.world.rank, device)
@@ -253,7 +259,7 @@ def evaluate(job: Job, module: nn.Module, loader: Iterable[Batch]) -> dict[str, 
     sums: dict[str, Tensor] = {}
     num_targets = 0
     with ddp.evaluating(module, job.world):
-        for number, batch in enumerate(loader):
+        for number, batch in enumerate(job.pulse.over(loader)):
             if job.stop.is_wanted():
                 break
             num_targets += task.num_targets(batch)

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 
 from .distributed import World, gather
 from .gradient import NonFiniteGradient
-from .launch import Refused
+from .launch import FailedTogether, Refused
 from .manifest import (
     Checkpoint,
     FileEntry,
@@ -34,6 +34,7 @@ from .manifest import (
     read_checkpoint,
     step_path,
 )
+from .pulse import DONE
 from .rundir import atomic_write_text, sync_directory
 from .sampler import order_digest
 from .state import Job
@@ -128,6 +129,15 @@ def commit(root: Path, manifest: Manifest, write_files: Callable[[Path], object]
         raise
 
 
+class NotWritten(FailedTogether, OSError):
+    """A checkpoint could not be written, on one rank or on more."""
+
+    def __init__(self, words: str, rank: int) -> None:
+        """Name the first rank that could not write."""
+        super().__init__(words)
+        self.rank = rank
+
+
 class _Finishes(Protocol):
     def finish(self) -> None: ...
 
@@ -150,17 +160,21 @@ def finishing(checkpointer: _Finishes) -> Iterator[None]:
 @contextmanager
 def agreed_write(world: World, step: int, group: ProcessGroup | None) -> Iterator[None]:
     """What fails to be written on one rank is an error on all. Collective, on `group`."""
-    problem = None
+    world.pulse.at("saving")
+    problem: str | None = None
+    cause: Exception | None = None
     try:
         yield
     except OSError as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem, cause = f"{type(error).__name__}: {error}", error
     except RuntimeError as error:  # torch.save reports a full disk so
-        problem = str(error).splitlines()[0]
+        problem, cause = str(error).splitlines()[0], error
+    world.pulse.at("saving", DONE)
     for rank, text in enumerate(gather(world, problem, group)):
         if text is not None:
             where = f" on rank {rank}" if rank else ""
-            raise OSError(f"the checkpoint of step {step} was not written{where}: {text}")
+            words = f"the checkpoint of step {step} was not written{where}: {text}"
+            raise NotWritten(words, rank) from cause
 
 
 def unname(path: Path) -> Path:

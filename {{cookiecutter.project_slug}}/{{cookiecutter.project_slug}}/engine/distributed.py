@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..config import Config
 from .launch import Launch, Refused
+from .pulse import Pulse
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ class World(Launch):
     """This process among all that train together, and the device that is its own."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
+    """What this process is doing."""
     store: Store | None = field(default=None, compare=False)
     """Where ranks leave short messages; none in a single process."""
 

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from .launch import FailedTogether
 
-class NonFiniteGradient(FloatingPointError):
+
+class NonFiniteGradient(FailedTogether, FloatingPointError):
     """No step can be taken from here, on any rank: the reduced gradient is everybody's."""
 
 

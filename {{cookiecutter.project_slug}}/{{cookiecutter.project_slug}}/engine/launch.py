@@ -16,6 +16,13 @@ class Refused(ValueError):
     """A mistake that the user can mend: one line on standard error, exit code 2, no traceback."""
 
 
+class FailedTogether(Exception):
+    """An error that all ranks raise, for they agreed on it; one of them tells it for all."""
+
+    rank = 0
+    """Where its cause lies, or the one that speaks where it lies nowhere."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """The place of this process among all that train together."""

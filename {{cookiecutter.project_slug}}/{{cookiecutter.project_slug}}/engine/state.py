@@ -21,6 +21,7 @@ from . import optim
 from .distributed import World
 from .launch import Refused
 from .levers import memory_format, place
+from .pulse import Pulse
 from .sampler import Plan
 from .stop import Stop
 
@@ -220,6 +221,11 @@ class Job:
     model: nn.Module
     """`state.module` as wrapped by DDP: training forwards go through it, evaluation does not."""
     stop: Stop = field(default_factory=Stop)
+
+    @property
+    def pulse(self) -> Pulse:
+        """What this process is doing."""
+        return self.world.pulse
 
     @property
     def dtype(self) -> torch.dtype:
