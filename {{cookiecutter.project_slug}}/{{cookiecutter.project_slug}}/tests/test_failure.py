@@ -15,7 +15,7 @@ from ..config import Config
 from ..engine import checkpoint, failure
 from ..engine.distributed import World
 from ..engine.launch import Refused
-from ..engine.report import NonFiniteGradient
+from ..engine.gradient import NonFiniteGradient
 from ..engine.rundir import PACKAGE, RunDir
 from ..engine.strategy import Checkpointer
 from .harness import outcomes
