@@ -72,7 +72,7 @@ def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
         run.status("done", progress.step)
         return
 
-    attempts.begin(run, world, progress.step)
+    attempts.begin(run, world, config, progress.step)
     run.write_config(config)
     run.write_environment({"ranks": report.ranks(world)})
     logger.info(report.describe(job))

@@ -1,6 +1,7 @@
 """Engine: the starts of a run: one that makes no progress is not started for ever."""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -17,7 +18,6 @@ from .rundir import RunDir, atomic_write_text
 
 LIMIT = 3
 """Starts that may fail without a newer checkpoint."""
-_KEPT = 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Attempt:
 
     step: int
     """Where it went on from."""
+    what: str
+    """Digest of the code and the settings that were started."""
     started: float
     """Seconds since 1970."""
     launch: str
@@ -51,28 +53,38 @@ def what_to_resume(config: Config, run: RunDir, world: World) -> str:
     return from_rank(world, answer)
 
 
-def begin(run: RunDir, world: World, step: int) -> None:
+def begin(run: RunDir, world: World, config: Config, step: int) -> None:
     """Note a start that goes on from a step, on rank 0. Collective.
 
     Raises:
-        Refused: on every rank, when the last starts all failed from here before they saved a
-            newer checkpoint: the next one would fail as well.
+        Refused: on every rank, when the last starts all failed, with this code and these settings,
+            before they saved a newer checkpoint: the next one would fail as well.
     """
     with agreed(world):
         if not world.is_main:
             return
         attempts = _with_end(_read(run.path), run.last_status())
-        last = attempts[-LIMIT:]
+        what, last = _digest(config), attempts[-LIMIT:]
         # The first of them may have come here from further back.
-        is_same = len(last) == LIMIT and all(attempt.step == step for attempt in last[1:])
+        is_same = len(last) == LIMIT and {attempt.step for attempt in last[1:]} == {step}
+        is_same = is_same and {attempt.what for attempt in last} == {what}
         if is_same and all(_is_in_vain(attempt, step, run.checkpoints) for attempt in last):
             raise Refused(
                 f"no progress since step {step}: {LIMIT} starts failed before they saved a newer "
-                f"checkpoint; see {run.logs}, and remove {_file(run.path)} to try again"
+                f"checkpoint; see {run.logs}, and remove {_file(run.path)} to try the same again"
             )
-        attempts.append(Attempt(step, time.time(), launch_id(), socket.gethostname(), os.getpid()))
-        content = [asdict(attempt) for attempt in attempts[-_KEPT:]]
+        host, pid = socket.gethostname(), os.getpid()
+        attempts.append(Attempt(step, what, time.time(), launch_id(), host, pid))
+        content = [asdict(attempt) for attempt in attempts]
         atomic_write_text(_file(run.path), json.dumps(content, indent=2) + "\n")
+
+
+def _digest(config: Config) -> str:
+    """A name for what would fail in the same way again: this package's code, and the settings."""
+    state = hashlib.blake2b(repr(config).encode(), digest_size=8)
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        state.update(path.read_bytes())
+    return state.hexdigest()
 
 
 def _with_end(attempts: list[Attempt], status: dict[str, Any]) -> list[Attempt]:

@@ -98,7 +98,7 @@ def is_restarted() -> bool:
 def launch_id() -> str:
     """What all processes have in common that one call of the launcher starts on this machine.
 
-    Its own name for a run is not enough: on several machines it is the same for the next run.
+    Its own name for a run is not enough: who chooses it may give it to the next run as well.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f"{name} by process {os.getppid()} on {socket.gethostname()}"

@@ -67,7 +67,7 @@ def test_starts_without_progress_come_to_an_end(run_dir: str) -> None:
     file = Path(run_dir, "attempts.json")
     assert ranks[0].output.splitlines()[-1] == (
         f"{PACKAGE}: no progress since step 4: 3 starts failed before they saved a newer "
-        f"checkpoint; see {run_dir}/logs, and remove {file} to try again"
+        f"checkpoint; see {run_dir}/logs, and remove {file} to try the same again"
     )
     assert [one["step"] for one in json.loads(file.read_text())] == [0, 4, 4]
     file.unlink()
@@ -81,9 +81,9 @@ def test_starts_with_progress_go_on(run_dir: str) -> None:
     assert codes(start(config, 4)) == [0, 0]
 
 
-def begin(run: RunDir, step: int, ended: str | None) -> None:
+def begin(run: RunDir, step: int, ended: str | None, config: Config = CONFIG) -> None:
     """Note a start of this process, and how it ended; none: it was killed."""
-    attempts.begin(run, World(), step)
+    attempts.begin(run, World(), config, step)
     run.status("running", step)
     if ended == "stopped":
         run.status("stopped", step)
@@ -107,6 +107,20 @@ def test_starts_that_were_stopped_do_not_count(tmp_path: Path) -> None:
     with RunDir(tmp_path, Launch()) as run:
         for ended in ("failed", "failed", "stopped", "failed", "failed", "stopped", "failed"):
             begin(run, 7, ended)
+
+
+def test_starts_with_other_settings_or_code_count_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "package" / "engine" / "attempts.py"
+    code.parent.mkdir(parents=True)
+    monkeypatch.setattr(attempts, "__file__", str(code))
+    with RunDir(tmp_path / "run", Launch()) as run:
+        for text in ("", "", "", "mended"):
+            code.write_text(text)
+            begin(run, 7, "failed")
+        for lr in (0.1, 0.1, 0.1, 0.2):
+            begin(run, 7, "failed", set_config(CONFIG, optim__lr=lr))
 
 
 def test_starts_that_saved_something_do_not_count_where_a_person_went_back(tmp_path: Path) -> None:

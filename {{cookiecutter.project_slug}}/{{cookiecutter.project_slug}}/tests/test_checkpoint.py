@@ -272,6 +272,9 @@ def test_incomplete_one_is_left_for_a_person_to_look_at(tmp_path: Path) -> None:
         save(tmp_path, step)
     retain(tmp_path, Keep(newest=1, resumed_from=None))
     assert steps(tmp_path) == [1, 3]
+    cut(save(tmp_path, 4) / "a.pt")
+    retain(tmp_path, Keep(newest=1, resumed_from=None))
+    assert steps(tmp_path) == [1, 3, 4], "the newest that is complete stays"
 
 
 def test_best_is_never_one_without_a_number(tmp_path: Path) -> None:

@@ -1,7 +1,13 @@
 """Engine: a process knows its place from the launcher's variables, and ends with the right code."""
 
+{% if cookiecutter.backend != "mpi" %}
+import os
+{% endif %}
 import subprocess
 import sys
+{% if cookiecutter.backend != "mpi" %}
+from pathlib import Path
+{% endif %}
 
 import pytest
 
@@ -37,6 +43,21 @@ def test_place_among_the_processes_of_mpirun(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in (("RANK", 3), ("SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
     assert launch.launch_from_environment() == launch.Launch(3, 1, 4, 2)
+
+
+{% endif %}
+{% if cookiecutter.backend != "mpi" %}
+@pytest.mark.parametrize(("asked", "given"), [({}, "0"), ({"MAX_RESTARTS": "4"}, "4")])
+def test_restarts_are_passed_on(tmp_path: Path, asked: dict[str, str], given: str) -> None:
+    program = tmp_path / "torchrun"
+    program.write_text('#!/bin/sh\necho "$@ store=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"\n')
+    program.chmod(0o755)
+    (script,) = Path(launch.__file__).parents[1].glob("launch/torchrun_*.sh")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "NPROC_PER_NODE": "2", "PATH": path, **asked}
+    said = subprocess.run([script], env=environment, capture_output=True, text=True, check=True)
+    assert f" --max-restarts {given} " in said.stdout
+    assert said.stdout.endswith(".train store=1\n")
 
 
 {% endif %}

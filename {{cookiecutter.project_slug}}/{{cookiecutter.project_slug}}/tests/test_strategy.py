@@ -132,6 +132,15 @@ def test_damaged_one_is_passed_over_by_all(tmp_path: Path) -> None:
     assert values(restore, 3, root, "auto", Toy()) == [(5, first)] * 3
 
 
+def test_leftovers_of_a_crash_are_gone_at_the_start(tmp_path: Path) -> None:
+    for name in ("step_00000003.tmp", "step_00000002.old", "step_00000001.aside1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".best.txt.tmp").write_text("half")
+    values(save_weights, 2, str(tmp_path), 5, Toy())
+    names = {path.name for path in tmp_path.iterdir()} - {"best.txt"}
+    assert names == {"step_00000001.aside1", "step_00000005"}
+
+
 def save_watched(init_method: str, root: str) -> list[int]:
     """Save often while torch compares the collectives of the ranks; the steps that are kept."""
     set_debug_level(DebugLevel.DETAIL)
