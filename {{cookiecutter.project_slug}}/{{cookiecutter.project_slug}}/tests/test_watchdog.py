@@ -305,6 +305,19 @@ def test_boards_bring_beats_from_rank_to_rank(tmp_path: Path) -> None:
         assert board.read()[1].step == 4
 
 
+def watch_alone(init_method: str, run_dir: str) -> bool:
+    """Stand still, as one of two ranks that share neither a disk nor a store."""
+    with joined(init_method, run_dir=run_dir, watchdog_s=0.2) as job:
+        pair = replace(job, world=replace(job.world, world_size=2))
+        with Watchdog(pair, RunDir(run_dir, pair.world)):
+            time.sleep(1.0)
+    return True
+
+
+def test_rank_that_was_never_heard_of_may_well_work(run_dir: str) -> None:
+    assert values(watch_alone, 1, run_dir) == [True]
+
+
 def orphan(init_method: str, run_dir: str) -> list[str]:
     """What is said when the launcher goes."""
     heard: list[str] = []
