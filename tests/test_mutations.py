@@ -433,7 +433,11 @@ MUTATIONS = [
     mutation(
         "compile counts as a stall",
         "test_watchdog.py::test_compiling_for_long_is_no_standstill",
-        *("engine/watchdog.py", "if signs != self._signs or is_compiling:", "if signs != self._signs:"),
+        *(
+            "engine/watchdog.py",
+            "if signs != self._signs or is_compiling:",
+            "if signs != self._signs:",
+        ),
     ),
     mutation(
         "a rank that waits for one that works stands still",
