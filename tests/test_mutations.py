@@ -462,6 +462,43 @@ MUTATIONS = [
         "test_changes.py::test_weight_decay_is_the_configured_one",
         *("engine/state.py", '- {"lr"}', '- {"lr", "weight_decay"}'),
     ),
+    # A rank that fails, a run that stands still.
+    mutation(
+        "peers bury the first failure",
+        "test_failure.py::test_rank_that_fails_is_heard_and_the_others_say_that_they_left"
+        "[data-at step 2 in data-0]",
+        *("engine/failure.py", "        if cause is None:\n", "        if True:\n"),
+    ),
+    mutation(
+        "who only lost a peer claims to have failed first",
+        "test_failure.py::test_rank_that_is_killed_is_missed_in_one_line",
+        *("engine/failure.py", "    if not is_loss_of_a_peer(error):\n", "    if True:\n"),
+    ),
+    mutation(
+        "what all ranks raise is told by any of them",
+        "test_failure.py::test_what_all_ranks_raise_is_told_once[disk]",
+        *("engine/failure.py", "error.rank != world.rank:\n", "error.rank == world.rank:\n"),
+    ),
+    mutation(
+        "compile counts as a stall",
+        "test_watchdog.py::test_compiling_for_long_is_no_standstill",
+        *(
+            "engine/watchdog.py",
+            "if signs != self._signs or is_compiling:",
+            "if signs != self._signs:",
+        ),
+    ),
+    mutation(
+        "a rank that waits for one that works stands still",
+        "test_watchdog.py::test_long_evaluation_and_long_save_are_no_standstill",
+        *("engine/watchdog.py", "return min([own, *others])", "return own"),
+    ),
+    mutation(
+        "the watchdog waits for an answer of the store",
+        "test_watchdog.py::test_store_that_does_not_answer_holds_nobody_up",
+        *("engine/watchdog.py", "for thread in (*self._exchanges, self._thread):"),
+        "[e.run() for e in self._exchanges]\n        for thread in [self._thread]:",
+    ),
 ]
 
 

@@ -158,7 +158,7 @@ def own_client(store: Store, patience_s: float = 10.0) -> Store:
         store = store.underlying_store
     timeout = timedelta(seconds=patience_s)
     if hasattr(store, "clone"):
-        client = store.clone()  # not before torch 2.9 or so
+        client = store.clone()  # older releases of torch have none
         client.set_timeout(timeout)
     elif isinstance(store, TCPStore):
         client = TCPStore(store.host, store.port, is_master=False, timeout=timeout)

@@ -70,8 +70,16 @@ def cause_of(error: BaseException, words: str, world: World, run: RunDir) -> str
 def is_loss_of_a_peer(error: BaseException) -> bool:
     """Whether an error only says that a collective, or an answer of the store, did not come."""
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "gloo/" in str(error)  # the file that reports it
+        isinstance(error, RuntimeError)
+        # gloo names the file that reports it, but for what breaks off after a time-out.
+        and any(words in str(error) for words in ("gloo/", "Application timeout"))
     )
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether a collective was given up because others did not come."""
+    words = ("Timed out waiting", "Application timeout")
+    return is_loss_of_a_peer(error) and any(part in str(error) for part in words)
 
 
 def claim(words: str, world: World) -> str | None:

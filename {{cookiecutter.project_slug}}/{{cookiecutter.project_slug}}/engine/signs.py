@@ -49,7 +49,7 @@ def bytes_moved(main: threading.Thread) -> int:
 def bytes_growing(checkpoints: Path) -> int:
     """Bytes in the directories in which checkpoints grow."""
     total = 0
-    for path in checkpoints.glob("*.tmp/*"):
-        with suppress(OSError):
+    with suppress(OSError):  # the directory gets its name, or is removed, at any moment
+        for path in checkpoints.glob("*.tmp/*"):
             total += path.stat().st_size
     return total

@@ -19,10 +19,11 @@ from typing import NoReturn
 
 {% if cookiecutter.backend != "gloo" %}
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 {% endif %}
 from .beats import Beat, Exchange, FileBoard, StoreBoard
-from .failure import claim, is_loss_of_a_peer
+from .failure import claim, is_timeout
 from .rundir import PACKAGE, RunDir
 from .signs import bytes_growing, bytes_moved, is_in_compiler, main_stack
 from .state import Job
@@ -110,6 +111,7 @@ class Watchdog:
             self._signs, self._changed = signs, now
             self._count += 1
         still_s = now - self._changed
+        is_curious = still_s > 2 * self.every_s or self._is_leaving or not self._heard_all()
         pulse = self.pulse
         for exchange in self._exchanges:
             exchange.mine = Beat(
@@ -125,7 +127,7 @@ class Watchdog:
                 written=time.time(),
                 is_leaving=self._is_leaving,
             )
-            exchange.others_matter = still_s > 2 * self.every_s or self._is_leaving
+            exchange.others_matter = is_curious
 
     def beats(self) -> dict[int, Beat]:
         """The latest beat of each rank, from wherever it came."""
@@ -149,14 +151,19 @@ class Watchdog:
         return now - arrived
 
     def still_s(self) -> float:
-        """Seconds since any rank was seen to change."""
+        """Seconds since any rank was seen to change; one that was never heard of may well do so."""
         own = time.monotonic() - self._changed
+        if not self._heard_all():
+            return 0.0
         others = [
             beat.still_s + self.silent_s(beat)
             for rank, beat in self.beats().items()
             if rank != self.world.rank
         ]
         return min([own, *others])
+
+    def _heard_all(self) -> bool:
+        return len(self.beats()) == self.world.world_size
 
     def _follow_failure(self) -> None:
         """End this rank some seconds after another one failed: it may wait for it for minutes."""
@@ -209,9 +216,8 @@ class Watchdog:
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
         {% if cookiecutter.backend != "gloo" %}
-        if dist.is_initialized() and dist.get_backend() == "nccl":
-            record: bytes = dist.distributed_c10d._dump_nccl_trace()
-            (self.run.logs / f"nccl_rank{rank}").write_bytes(record)
+        if dump_collectives := flight_recorder():
+            (self.run.logs / f"nccl_rank{rank}").write_bytes(dump_collectives())
         {% endif %}
 
     def _report(self, beats: dict[int, Beat]) -> tuple[str, str]:
@@ -219,14 +225,10 @@ class Watchdog:
         limit_s = self.limit_s or 0.0
         silent = {rank: self.silent_s(beat) for rank, beat in beats.items()}
         quiet_s = max(0.7 * limit_s, 3 * self.every_s)
-        dead = [
-            rank
-            for rank in range(self.world.world_size)
-            if rank not in beats or silent[rank] > quiet_s
-        ]
+        dead = [rank for rank in sorted(beats) if silent[rank] > quiet_s]
         behind = dead or behind_all(beats)
         how = "says nothing any more, last seen" if dead else "is behind,"
-        words = "; ".join(f"rank {rank} {how} {beats.get(rank, 'never')}" for rank in behind)
+        words = "; ".join(f"rank {rank} {how} {beats[rank]}" for rank in behind)
         if len(behind) == self.world.world_size > 1:
             words = f"all ranks are equally far, {beats[behind[0]]}"
         first = f"no rank made progress for {self.still_s():.0f} s: {words}"
@@ -239,9 +241,9 @@ class Watchdog:
             lines.append(line)
         lines.append(f"stacks of all threads: {self.run.logs}/stall-rank*.txt")
         {% if cookiecutter.backend != "gloo" %}
-        if dist.is_initialized() and dist.get_backend() == "nccl":
+        if flight_recorder():
             lines.append(
-                f"NCCL's flight record: {self.run.logs}/nccl_rank*; read it with "
+                f"the latest collectives of NCCL: {self.run.logs}/nccl_rank*; compare them with "
                 f"`torchfrtrace --prefix nccl_rank {self.run.logs}`"
             )
         {% endif %}
@@ -266,12 +268,17 @@ class Watchdog:
         timer.start()
 
 
+{% if cookiecutter.backend != "gloo" %}
+def flight_recorder() -> Callable[[], bytes] | None:
+    """What gives PyTorch's record of the latest collectives; None where NCCL carries none."""
+    if not (dist.is_initialized() and dist.get_backend() == "nccl"):
+        return None
+    dump: Callable[[], bytes] | None = getattr(c10d, "_dump_nccl_trace", None)
+    return dump
+
+
+{% endif %}
 def behind_all(beats: dict[int, Beat]) -> list[int]:
     """The ranks that have come least far."""
     least = min(beat.place for beat in beats.values())
     return [rank for rank, beat in sorted(beats.items()) if beat.place == least]
-
-
-def is_timeout(error: BaseException) -> bool:
-    """Whether a collective was given up because others did not come."""
-    return is_loss_of_a_peer(error) and "Timed out" in str(error)

@@ -70,6 +70,7 @@ BAD_OPTIONS = [
     ("--keep_checkpoints 0", "keep_checkpoints: expected at least 1, got 0"),
     ("--max_nonfinite_steps 0", "max_nonfinite_steps: expected at least 1, got 0"),
     ("--timeout_s 0", "timeout_s: expected more than 0, got 0.0"),
+    ("--watchdog_s 0", "watchdog_s: expected more than 0, got 0.0"),
     ("--optim.warmup_steps -1", "optim.warmup_steps: expected 0 or more, got -1"),
     ("--optim.min_lr_ratio 1.5", "optim.min_lr_ratio: expected between 0 and 1, got 1.5"),
     {% if cookiecutter.ema %}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from .. import train
 from ..config import Config
@@ -207,6 +208,25 @@ def test_file_tells_what_a_store_that_is_gone_can_not(run_dir: str) -> None:
     assert failure.cause_of(lost, "rank 1 failed", world, run) == "rank 0 failed at step 3 in data"
     os.utime(run.logs / "failed-rank0.txt", (1.0, 1.0))  # of an earlier run
     assert "without a word" in str(failure.cause_of(lost, "rank 1 failed", world, run))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_loss", "is_timeout"),
+    [
+        (RuntimeError("[…/gloo/transport/tcp/pair.cc:5] Connection closed by peer"), True, False),
+        (RuntimeError("[…/gloo/transport/tcp/b.cc:7] Timed out waiting 4000ms"), True, True),
+        (RuntimeError("Application timeout caused pair closure"), True, True),
+        (dist.DistBackendError("NCCL error"), True, False),
+        (RuntimeError("DataLoader worker is killed"), False, False),
+        (BrokenPipeError(32, "Broken pipe"), False, False),
+        (TimeoutError("Timed out waiting for a lock"), False, False),
+    ],
+)
+def test_loss_of_a_peer_is_known_by_its_words(
+    error: Exception, is_loss: bool, is_timeout: bool
+) -> None:
+    assert failure.is_loss_of_a_peer(error) == is_loss
+    assert failure.is_timeout(error) == is_timeout
 
 
 @pytest.mark.parametrize("error", [Refused("a mistake"), SystemExit(75)])

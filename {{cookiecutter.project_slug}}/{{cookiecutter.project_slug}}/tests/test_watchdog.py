@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, HashStore
 
 from .. import train
 from ..config import Config
-from ..engine import checkpoint
+from ..engine import checkpoint, watchdog
 from ..engine.beats import Beat, FileBoard, StoreBoard
 from ..engine.pulse import Pulse, place
 from ..engine.rundir import RunDir
@@ -236,6 +236,46 @@ def test_compiling_is_progress_and_running_what_was_compiled_is_not() -> None:
     assert (compiling, running) == ([True], [False, False])
 
 
+def compile_for_long(init_method: str, run_dir: str) -> bool:
+    def compiler(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        time.sleep(1.5)
+        return graph.forward
+
+    with (
+        joined(init_method, run_dir=run_dir, watchdog_s=0.5) as job,
+        Watchdog(job, RunDir(run_dir, job.world)),
+    ):
+        torch.compile(lambda x: x + 1, backend=compiler)(torch.ones(2))
+    return True
+
+
+def test_compiling_for_long_is_no_standstill(run_dir: str) -> None:
+    assert values(compile_for_long, 1, run_dir) == [True]
+
+
+class Mute(StoreBoard):
+    """As if the store lived in a process that is stopped."""
+
+    def post(self, beat: Beat) -> None:
+        """Come back too late."""
+        time.sleep(600)
+        super().post(beat)
+
+
+def watch_without_a_store(init_method: str, run_dir: str) -> None:
+    put(watchdog, StoreBoard=Mute)
+    with joined(init_method, run_dir=run_dir, watchdog_s=0.5) as job:
+        alone = replace(job, world=replace(job.world, store=HashStore()))
+        with Watchdog(alone, RunDir(run_dir, alone.world)):
+            time.sleep(600)
+
+
+def test_store_that_does_not_answer_holds_nobody_up(run_dir: str) -> None:
+    [ended] = outcomes(watch_without_a_store, 1, run_dir, timeout_s=30)
+    assert ended.exit_code == 1
+    assert "no rank made progress" in ended.output
+
+
 def test_bytes_of_a_save_are_progress(tmp_path: Path) -> None:
     (tmp_path / "step_00000001.tmp").mkdir()
     (tmp_path / "step_00000002").mkdir()
@@ -303,6 +343,19 @@ def test_boards_bring_beats_from_rank_to_rank(tmp_path: Path) -> None:
         assert board.read() == {1: mine}
         board.post(replace(mine, step=4))
         assert board.read()[1].step == 4
+
+
+def watch_alone(init_method: str, run_dir: str) -> bool:
+    """Stand still, as one of two ranks that share neither a disk nor a store."""
+    with joined(init_method, run_dir=run_dir, watchdog_s=0.2) as job:
+        pair = replace(job, world=replace(job.world, world_size=2))
+        with Watchdog(pair, RunDir(run_dir, pair.world)):
+            time.sleep(1.0)
+    return True
+
+
+def test_rank_that_was_never_heard_of_may_well_work(run_dir: str) -> None:
+    assert values(watch_alone, 1, run_dir) == [True]
 
 
 def orphan(init_method: str, run_dir: str) -> list[str]:
