@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from tests.branches import Branches, recorded
 from tests.rendering import Rendered, product, render, silent
+from tests.serving import Server
 
 _COUNT = "count: "
 _TIMED = "timed: "
@@ -26,6 +27,18 @@ os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 # Minutes each, by a part of their names.
 _LONG = ("passes_its_own_tests", "mypy_is_content", "pairs_end", "again_and_again")
+
+# What rendered projects and their tests import.
+_IMPORTED = (
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "hypothesis",
+    "jsonargparse",
+    "pytest",
+    "sklearn.datasets",
+    "tqdm",
+    "yaml",
+)
 
 Count = Callable[[str, int], None]
 Timed = Callable[[str, str, float], None]
@@ -83,6 +96,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A directory that all workers of this run share."""
     base = tmp_path_factory.getbasetemp()
     return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def server(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Where functions are called that need torch; one for each worker."""
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor"),
+    }
+    server = Server(tmp_path_factory.mktemp("server") / "errors.txt", environment, _IMPORTED)
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,9 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -98,6 +100,26 @@ def write(kind: str, answers: Answers, tree: str, complaint: str | None, ran: Re
     path = path_of(answers, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+@contextmanager
+def recorded(kind: str, answers: Answers, tree: str) -> Iterator[Record]:
+    """Write a record of what runs inside, as one that passed only if that comes to its end.
+
+    What is put into the dictionary stands in the record; its seconds are added where it has none.
+    """
+    start = time.monotonic()
+    ran: Record = {}
+    complaint: str | None = "it did not end"  # as of one that is interrupted
+    try:
+        yield ran
+        complaint = None
+    except Exception as error:
+        complaint = str(error) or repr(error)
+        raise
+    finally:
+        ran.setdefault("seconds", round(time.monotonic() - start, 1))
+        write(kind, answers, tree, complaint, ran)
 
 
 def records_in(directory: Path) -> dict[Path, Record]:

@@ -4,7 +4,6 @@ A row fails when its old text is no longer in the project, so that the table can
 """
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ import pytest
 from filelock import FileLock
 
 from tests.conftest import Count
-from tests.rendering import SLUG, Answers, render, run, silent
+from tests.own_tests import run_own_tests
+from tests.rendering import SLUG, Answers, render, silent
+from tests.serving import Server
 
 # All that can go wrong is in there: loss scale, averaged weights, micro-batches.
 ANSWERS: Answers = {"backend": "gloo", "amp": "fp16", "ema": True, "tracker": "none"}
@@ -502,51 +503,41 @@ MUTATIONS = [
 ]
 
 
-@pytest.fixture(scope="session")
-def pristine(shared: Path) -> Callable[[str], Path]:
-    """The projects that get the faults, by their strategy; each rendered once in a run."""
+@pytest.fixture
+def copy_with(shared: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Give a copy of the project with this strategy; each project is rendered once in a run."""
 
-    def project_with(checkpoint: str) -> Path:
-        project = shared / "mutated" / checkpoint / SLUG
+    def copy(checkpoint: str) -> Path:
+        pristine = shared / "mutated" / checkpoint / SLUG
         with FileLock(shared / "mutated.lock"):
-            if not project.exists():
+            if not pristine.exists():
                 with silent():
-                    render(ANSWERS | {"checkpoint": checkpoint}, project.parent)
-        return project
+                    render(ANSWERS | {"checkpoint": checkpoint}, pristine.parent)
+        return shutil.copytree(pristine, tmp_path / SLUG)
 
-    return project_with
-
-
-def own_tests(project: Path, cache: Path, *node_ids: str) -> tuple[int, str]:
-    """Run some of a project's own tests; the exit code, and what pytest said."""
-    tests = [f"{SLUG}/tests/{node_id}" for node_id in node_ids]
-    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
-    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    result = run(*command, cwd=project, env=environment)
-    return result.returncode, result.stdout
+    return copy
 
 
 @pytest.mark.parametrize("checkpoint", sorted({row.checkpoint for row in MUTATIONS}))
 def test_their_tests_pass_without_a_fault(
-    pristine: Callable[[str], Path], shared: Path, checkpoint: str
+    copy_with: Callable[[str], Path], server: Server, checkpoint: str
 ) -> None:
-    node_ids = {row.caught_by for row in MUTATIONS if row.checkpoint == checkpoint}
-    code, output = own_tests(pristine(checkpoint), shared / "inductor", *sorted(node_ids))
+    caught_by = sorted({row.caught_by for row in MUTATIONS if row.checkpoint == checkpoint})
+    code, output = server.call(copy_with(checkpoint), run_own_tests, *caught_by)
     assert code == 0, output
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in MUTATIONS])
 def test_fault_is_caught(
-    pristine: Callable[[str], Path], shared: Path, tmp_path: Path, row: Mutation, count: Count
+    copy_with: Callable[[str], Path], server: Server, row: Mutation, count: Count
 ) -> None:
-    project = tmp_path / SLUG
-    shutil.copytree(pristine(row.checkpoint), project)
+    project = copy_with(row.checkpoint)
     for name, old, new in row.edits:
         file = project / SLUG / name
         text = file.read_text()
         assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
         file.write_text(text.replace(old, new))
-    code, output = own_tests(project, shared / "inductor", row.caught_by)
+    code, output = server.call(project, run_own_tests, row.caught_by)
     assert code == 1, output
     assert "1 failed" in output, output
     count("mutations caught", 1)

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,37 @@ def test_a_record_is_written_only_if_it_is_asked_for(
     proof.write("trained", answers, "1", "other bits\nand more", {})
     (record,) = records_in(tmp_path).values()
     assert (record["passed"], record["complaint"]) == (False, "other bits")
+
+
+@pytest.mark.parametrize(
+    ("error", "complaint"),
+    [
+        (None, None),
+        (AssertionError("other bits\nand more"), "other bits"),
+        (ValueError(), "ValueError()"),
+        (KeyboardInterrupt(), "it did not end"),
+    ],
+    ids=repr,
+)
+def test_only_what_comes_to_its_end_has_passed(
+    error: BaseException | None,
+    complaint: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "PROOF", tmp_path)
+    monkeypatch.setattr(proof, "IS_ASKED_FOR", True)
+    with (
+        nullcontext() if error is None else pytest.raises(type(error)),
+        proof.recorded("trained", combinations()[0], "1") as ran,
+    ):
+        ran["steps"] = 46
+        if error is not None:
+            raise error
+    (record,) = records_in(tmp_path).values()
+    assert (record["passed"], record["complaint"]) == (error is None, complaint)
+    assert record["steps"] == 46
+    assert record["seconds"] < 60
 
 
 def test_every_readme_has_the_commands_that_test_all_runs(all_rendered: list[Rendered]) -> None:

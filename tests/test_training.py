@@ -1,11 +1,8 @@
-"""Rendered projects train: the numbers of each combination, and six of them as people use them."""
+"""Rendered projects train: the numbers of each combination, and four as people use them."""
 
-import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +10,11 @@ import pytest
 
 from tests import proof, trainings
 from tests.conftest import Count, Timed
-from tests.rendering import ROOT, Answers, all_answers, render, silent, succeed
-from tests.variants import MULTIPLIED, VARIANTS, combinations
+from tests.rendering import SLUG, Answers, all_answers, render, silent, succeed
+from tests.serving import Server
+from tests.variants import COMPILED, MULTIPLIED, TESTED, VARIANTS, combinations, missing_in
 
 RANKS = 2
-
-Train = Callable[[Path, dict[str, Any]], dict[str, Any]]
 
 
 def name_of(answers: Answers) -> str:
@@ -26,19 +22,29 @@ def name_of(answers: Answers) -> str:
     return " ".join(f"{key}={str(answers[key]).lower()}" for key in MULTIPLIED)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+def test_the_tested_variants_hold_every_answer_that_a_test_depends_on() -> None:
+    assert {key for key, _ in missing_in(TESTED)} <= {"ci"}
+    assert COMPILED in TESTED
+
+
+@pytest.mark.parametrize("name", TESTED)
 def test_a_named_variant_passes_its_own_tests(
     name: str, tmp_path: Path, shared: Path, count: Count
 ) -> None:
     """All that the user gets, with a run through launcher and command line among them."""
     project = render(VARIANTS[name], tmp_path)
+    options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temporary'}"]
+    if name != COMPILED:
+        file = project / SLUG / "tests" / "test_compile.py"
+        assert file.exists()
+        options.append(f"--ignore={file}")
+        count(f"named variants that left test_compile.py to {COMPILED}", 1)
     output = succeed(
-        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-        f"--basetemp={tmp_path / 'temporary'}",
+        *(sys.executable, "-m", "pytest", *options),
         cwd=project,
         env={
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            # The variants compile the same models: once for all.
+            # The tests of mutations compile the same models: once for all.
             "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor"),
         },
     )
@@ -89,44 +95,6 @@ def test_every_example_has_settings_for_short_trainings() -> None:
     assert [*trainings.SETTINGS] == [*trainings.FALLS_TO] == all_answers()["example"]
 
 
-@pytest.fixture(scope="session")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """Train a project with these settings, in a process that stays for the next: torch is there."""
-    directory = tmp_path_factory.mktemp("trainings")
-    environment = dict(os.environ)
-    # Ranks import the project one by one: compiled once, outside of its tree.
-    environment.pop("PYTHONDONTWRITEBYTECODE")
-    environment["PYTHONPYCACHEPREFIX"] = str(directory / "compiled")
-    errors = directory / "errors.txt"
-    with (
-        errors.open("w") as file,
-        subprocess.Popen(
-            [sys.executable, ROOT / "tests" / "trainings.py", "--serve"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            bufsize=1,
-        ) as process,
-    ):
-        requests, answers = process.stdin, process.stdout
-        assert requests is not None
-        assert answers is not None
-
-        def ask(project: Path, settings: dict[str, Any]) -> dict[str, Any]:
-            request = {"project": str(project), "package": project.name, "ranks": RANKS}
-            requests.write(json.dumps(request | {"settings": settings}) + "\n")
-            line = answers.readline()
-            assert line, f"the process that trains has ended\n{errors.read_text()}"
-            result: dict[str, Any] = json.loads(line)
-            if error := result.get("error"):
-                raise AssertionError(f"{error.splitlines()[-1]}\n{error}\n{errors.read_text()}")
-            return result
-
-        yield ask
-
-
 def told(result: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Give what a record tells of a training."""
     return {
@@ -145,26 +113,17 @@ def told(result: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("answers", combinations(), ids=name_of)
 def test_each_combination_trains_and_resumes_exactly(
-    answers: Answers, tmp_path: Path, train: Train, count: Count, timed: Timed
+    answers: Answers, tmp_path: Path, server: Server, count: Count, timed: Timed
 ) -> None:
     """Two ranks on real data: from start to end, and in two parts with the same bits."""
-    slug = "trained_" + re.sub(r"\W", "_", proof.name_of(answers, "trained"))
     with silent():
-        project = render(answers, tmp_path, slug=slug)
+        project = render(answers, tmp_path)
     tree = proof.tree_hash(project)
     settings = trainings.settings_of(answers, device="cpu")
-    ran: dict[str, Any] = {}
-    complaint: str | None = "it did not end"  # as of one that is interrupted
-    try:
-        result = train(project, settings)
-        ran = told(result, settings)
+    with proof.recorded("trained", answers, tree) as ran:
+        result = server.call(project, trainings.main, project.name, RANKS, settings)
+        ran.update(told(result, settings))
         trainings.check(result, answers)
-        complaint = None
-    except AssertionError as error:
-        complaint = str(error)
-        raise
-    finally:
-        proof.write("trained", answers, tree, complaint, ran)
     count("combinations trained on two ranks, stopped and resumed", 1)
     count("optimizer steps of these trainings, from start to end", result["progress"]["step"])
     timed("training", name_of(answers), result["seconds"])

@@ -1,28 +1,22 @@
-"""A program: train rendered projects through their own harness, and print as JSON what came out.
+"""Train a rendered project through its own harness; as a program, print as JSON what came out.
 
     python trainings.py PACKAGE RANKS [SETTING=VALUE …]
-    python trainings.py --serve
 
-The first trains one project, which must be on PYTHONPATH. The second trains one after the other,
-and imports torch once for all: each line that it reads is a request, each that it writes an answer.
-Only the standard library and what the project itself needs are imported, so that it runs on a
-machine without the generator.
+The project must be on PYTHONPATH. Only the standard library and what it needs itself are imported,
+so that this runs on a machine without the generator.
 """
 
 import contextlib
 import json
 import math
-import multiprocessing
 import os
 import re
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +42,6 @@ MICRO = {"digits": 8, "bytes": 1}
 
 # How far the loss must have fallen then, as a share of the first.
 FALLS_TO = {"digits": 0.7, "bytes": 0.9}
-
-# Imported before ranks are forked. What a project lacks is left out.
-PRELOAD = [
-    "torch._dynamo",
-    "torch.utils.tensorboard",
-    "jsonargparse",
-    "sklearn.datasets",
-    "tqdm",
-    "yaml",
-]
 
 
 def settings_of(answers: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -138,35 +122,6 @@ def check(result: dict[str, Any], answers: Mapping[str, Any]) -> None:
     assert result["digests_in_parts"] == result["digests"], "the resumed run ended with other bits"
 
 
-def set_environment() -> None:
-    """Set what must stand before torch is imported, here and in the server that forks the ranks."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-
-
-def serve() -> None:
-    """Answer requests `{"project", "package", "ranks", "settings"}` until the input ends.
-
-    An answer is a result of `main`, or `{"error": …}`. Each package must have a name of its own.
-    """
-    # The answers alone: what a project prints goes to standard error.
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)
-        # The first to ask starts it: that the harness of a project asks for less then is too late.
-        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-        forkserver.ensure_running()
-        for line in sys.stdin:
-            request = json.loads(line)
-            sys.path.insert(0, request["project"])
-            try:
-                assert request["package"] not in sys.modules, "this name was trained before"
-                answer = main(request["package"], request["ranks"], request["settings"])
-            except Exception:
-                answer = {"error": traceback.format_exc()}
-            sys.path.remove(request["project"])
-            answers.write(json.dumps(answer) + "\n")
-
-
 def value_of(word: str) -> Any:
     """Give the number that a word means, or the word."""
     with contextlib.suppress(ValueError):
@@ -175,10 +130,9 @@ def value_of(word: str) -> Any:
 
 
 if __name__ == "__main__":
-    set_environment()
-    if sys.argv[1] == "--serve":
-        serve()
-    else:
-        words = dict(word.split("=", 1) for word in sys.argv[3:])
-        typed = {name: value_of(word) for name, word in words.items()}
-        print(json.dumps(main(sys.argv[1], int(sys.argv[2]), typed)))
+    # Before torch is imported, here and in the server that forks the ranks.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    words = dict(word.split("=", 1) for word in sys.argv[3:])
+    typed = {name: value_of(word) for name, word in words.items()}
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), typed)))

@@ -1,8 +1,10 @@
 """Which projects do more than to be rendered: the named ones, the trained, and all pairs.
 
-Snapshots of the named variants are kept, and they run through the command line. Together they hold
-every answer that can be rendered (`test_golden.py` checks it).
+Snapshots of the named variants are kept, and some run their whole own suites. Together they hold
+every answer that can be rendered (`test_golden.py` and `test_training.py` check it).
 """
+
+from collections.abc import Iterable
 
 from allpairspy import AllPairs
 
@@ -10,6 +12,7 @@ from tests.rendering import (
     Answer,
     Answers,
     available_answers,
+    complete,
     is_refused,
     multiply,
     pairs_of,
@@ -53,8 +56,23 @@ VARIANTS: dict[str, Answers] = {
     },
 }
 
+# Their own suites run in `make test`, and hold every answer but the workflow's, which no test of a
+# project depends on. Other suites are left to `make test-all`.
+TESTED = ("default", "multi", "gloo_fp16", "mpi")
+
+# The only one of these that runs test_compile.py, a minute in the compiler: it has micro-batches
+# and averaged weights.
+COMPILED = "mpi"
+
 # What changes a step: every combination is trained.
 MULTIPLIED = ("amp", "accumulation", "checkpoint", "ema")
+
+
+def missing_in(names: Iterable[str]) -> set[tuple[str, Answer]]:
+    """Give the answers that can be rendered, and that none of these named variants has."""
+    chosen = [complete(VARIANTS[name]) for name in names]
+    every = {(key, answer) for key, values in available_answers().items() for answer in values}
+    return every - {answer for answers in chosen for answer in answers.items()}
 
 
 def combinations() -> list[Answers]:

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +100,12 @@ def use(project: Path, environment: dict[str, str]) -> dict[str, Any]:
 def test_a_project_is_rendered_tested_started_and_resumed(
     answers: Answers, tmp_path: Path, environment: dict[str, str], count: Count, timed: Timed
 ) -> None:
-    start = time.monotonic()
     project = render_by_command(answers, tmp_path, environment)
     tree = proof.tree_hash(project)
     with silent():
         assert tree == proof.tree_hash(render(answers, tmp_path / "by_function"))
-    ran: dict[str, Any] = {}
-    complaint: str | None = "it did not end"  # as of one that is interrupted
-    try:
-        ran = use(project, environment)
-        complaint = None
-    except Exception as error:
-        complaint = str(error) or repr(error)
-        raise
-    finally:
-        seconds = round(time.monotonic() - start, 1)
-        proof.write("all-pairs", answers, tree, complaint, ran | {"seconds": seconds})
+    with proof.recorded("all-pairs", answers, tree) as ran:
+        ran.update(use(project, environment))
     count("projects of all pairs rendered, tested, started and resumed", 1)
     count("tests of these projects passed", ran["suite"]["passed"])
-    timed("project of all pairs", name_of(answers), seconds)
+    timed("project of all pairs", name_of(answers), ran["seconds"])
