@@ -440,7 +440,7 @@ MUTATIONS = [
     mutation(
         "a newer format is passed over like a damaged one",
         "test_checkpoint.py::test_newest_one_of_a_newer_format_is_not_left_behind",
-        *("engine/checkpoint.py", "if is_newest and isinstance(error, NewerFormat):", "if False:"),
+        *("engine/choice.py", "if is_newest and isinstance(error, NewerFormat):", "if False:"),
     ),
     mutation(
         "a step that is saved again has no checkpoint meanwhile",

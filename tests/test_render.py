@@ -61,6 +61,7 @@ FILES: dict[str, Predicate] = {
     "P/engine/changes.py": _always,
     "P/engine/beats.py": _always,
     "P/engine/checkpoint.py": _always,
+    "P/engine/choice.py": _always,
     "P/engine/cli.py": _always,
     "P/engine/comm_hook.py": _always,
     "P/engine/ddp.py": _always,

@@ -15,21 +15,8 @@ import torch
 
 from ..config import Config
 from .changes import check_changes
-from .checkpoint import (
-    Keep,
-    agreed_write,
-    describe,
-    go_back,
-    prepare,
-    publish,
-    read_named,
-    readable,
-    refuse_any,
-    refuse_to_bury,
-    retain,
-    seal,
-    temporary_path,
-)
+from .checkpoint import Keep, agreed_write, describe, prepare, publish, retain, seal, temporary_path
+from .choice import go_back, read_named, readable, refuse_any, refuse_to_bury
 from .ddp import rank0_buffers
 from .digest import digest
 from .disks import disk_leaders

@@ -10,7 +10,8 @@ import torch
 
 from ..config import Config
 from .changes import check_changes
-from .checkpoint import Keep, agreed_write, choose, commit, describe, go_back, retain
+from .checkpoint import Keep, agreed_write, commit, describe, retain
+from .choice import choose, go_back
 from .distributed import World, agreed, broadcast_tensors, from_rank, patient_group
 from .leftovers import sweep
 from .manifest import Checkpoint

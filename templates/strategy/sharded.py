@@ -18,18 +18,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..config import Config
 from .changes import check_changes
-from .checkpoint import (
-    Keep,
-    agreed_write,
-    choose,
-    describe,
-    go_back,
-    prepare,
-    publish,
-    retain,
-    seal,
-    temporary_path,
-)
+from .checkpoint import Keep, agreed_write, describe, prepare, publish, retain, seal, temporary_path
+from .choice import choose, go_back
 from .disks import disk_leaders
 from .distributed import World, agreed, from_rank, patient_group
 from .launch import Refused

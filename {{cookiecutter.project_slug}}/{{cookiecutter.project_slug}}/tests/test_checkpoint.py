@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ..engine.checkpoint import Keep, choose, commit, go_back, newest, retain
+from ..engine.checkpoint import Keep, commit, retain
+from ..engine.choice import choose, go_back, newest
 from ..engine.launch import Refused
 from ..engine.manifest import (
     FORMAT_VERSION,

@@ -15,8 +15,8 @@ from .. import train
 from ..config import Config
 from ..engine import checkpoint, failure
 from ..engine.distributed import World
-from ..engine.launch import Refused
 from ..engine.gradient import NonFiniteGradient
+from ..engine.launch import Refused
 from ..engine.rundir import PACKAGE, RunDir
 from ..engine.strategy import Checkpointer
 from .harness import outcomes

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ..engine.checkpoint import choose, commit
+from ..engine.checkpoint import commit
+from ..engine.choice import choose
 from ..engine.distributed import World
 from ..engine.launch import Refused
 from ..engine.leftovers import sweep

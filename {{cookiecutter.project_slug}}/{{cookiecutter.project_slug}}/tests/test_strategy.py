@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import DebugLevel, set_debug_level
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..engine import checkpoint as checkpoint_module
-from ..engine.checkpoint import describe, newest
+from ..engine.checkpoint import describe
+from ..engine.choice import newest
 from ..engine.digest import digest
 from ..engine.launch import Refused
 from ..engine.manifest import list_checkpoints, read_checkpoint
