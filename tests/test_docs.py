@@ -152,7 +152,7 @@ def test_the_reference_has_every_question_and_answer() -> None:
 
 
 def test_the_readme_has_every_question_and_answer() -> None:
-    table = {}
+    table: dict[str, set[str]] = {}
     for question, answers, _ in _rows(README.read_text(), "| question | answers"):
         now, _, later = answers.partition("not yet:")
         table[question.strip("`")] = (re.findall("`(.*?)`", now), re.findall("`(.*?)`", later))
@@ -289,7 +289,7 @@ def test_the_table_of_changes_is_that_of_rules_py(tmp_path: Path) -> None:
     for number, answers in enumerate([PLAIN, *MORE]):
         for words, keys in _changes_of(render(PLAIN | answers, tmp_path / str(number))).items():
             expected.setdefault(words, set()).update(keys)
-    table = {}
+    table: dict[str, set[str]] = {}
     for what, settings in _rows(REFERENCE.read_text(), "| what happens | settings |"):
         _, _, words = what.partition(": ")
         keys = set(re.findall("`(.*?)`", settings)) - {"CHANGEABLE", "model", "data"}

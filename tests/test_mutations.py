@@ -188,12 +188,18 @@ MUTATIONS = [
             "epoch_order(self.seed + self.rank, epoch, ",
         ),
     ),
+    mutation(
+        "the epoch is missing from the key of the order",
+        "test_sampler.py::test_epochs_differ_and_the_sampler_can_be_used_again",
+        *("engine/sampler.py", 'key(seed, "order", epoch, num_samples)'),
+        'key(seed, "order", num_samples)',
+    ),
     # Resume.
     mutation(
         "the position is taken for a number of batches",
         f"{RESUME}[1 rank, in an epoch]",
-        *("train.py", "progress.epoch, progress.position)"),
-        "progress.epoch, progress.position // config.global_batch_size)",
+        *("train.py", "progress.position, job.pulse)"),
+        "progress.position // config.global_batch_size, job.pulse)",
     ),
     mutation(
         "EMA comes back without its counter",
@@ -266,7 +272,7 @@ MUTATIONS = [
     mutation(
         "training goes on in evaluation mode",
         "test_evaluation.py::test_training_does_not_see_evaluations",
-        *("train.py", "    module.train(was_training)\n", ""),
+        *("engine/ddp.py", "    module.train(was_training)\n", ""),
     ),
     mutation(
         "averaged weights stay in the model after their evaluation",
@@ -284,6 +290,12 @@ MUTATIONS = [
             "        write_files(temporary)\n        seal(temporary, manifest)\n",
         ),
         "        seal(temporary, manifest)\n        write_files(temporary)\n",
+    ),
+    mutation(
+        "the name is given before the manifest is on the disk",
+        "test_checkpoint.py::test_all_is_on_the_disk_before_the_name_is_given",
+        *("engine/checkpoint.py", "        file.flush()\n        os.fsync(file.fileno())\n"),
+        "        file.flush()\n",
     ),
     mutation(
         "the manifest comes before the shards",
