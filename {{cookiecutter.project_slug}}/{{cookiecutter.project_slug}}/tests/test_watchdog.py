@@ -279,9 +279,9 @@ def test_store_that_does_not_answer_holds_nobody_up(run_dir: str) -> None:
 def test_bytes_of_a_save_are_progress(tmp_path: Path) -> None:
     (tmp_path / "step_00000001.tmp").mkdir()
     (tmp_path / "step_00000002").mkdir()
-    (tmp_path / "step_00000002/model.pt").write_bytes(bytes(1000))
+    (tmp_path / "step_00000002/part.bin").write_bytes(bytes(1000))
     assert bytes_growing(tmp_path) == 0
-    part = tmp_path / "step_00000001.tmp/model.pt"
+    part = tmp_path / "step_00000001.tmp/part.bin"
     part.write_bytes(bytes(10))
     assert bytes_growing(tmp_path) == 10
     before = bytes_moved(threading.main_thread())
