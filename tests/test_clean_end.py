@@ -12,7 +12,10 @@ from filelock import FileLock
 from tests.conftest import Count
 from tests.rendering import SLUG, Answers, render, silent
 
-REPEATS = 200
+# Two processes that keep their models until after the group is destroyed hang, but only in the
+# 121st training. New ones don't, in 200: so fewer of these, which all other suites end as well.
+IN_ONE_PAIR = 200
+IN_NEW_PAIRS = 50
 FIRST: Answers = {"amp": "fp16", "ema": True}
 VARIANTS: dict[str, Answers] = {"default": {}, "fp16_ema": FIRST, "off": {"amp": "off"}}
 
@@ -24,7 +27,7 @@ from {SLUG}.tests.harness import values
 from {SLUG}.tests.scenario import run_training, set_config
 from {SLUG}.tests.toy import Toy
 
-directory, repeats = sys.argv[1], range({REPEATS})
+directory, repeats = sys.argv[1], range(int(sys.argv[2]))
 toy = Toy(num_samples=16, num_valid=2, has_batch_norm=True)
 config = set_config(
     Config(), device="cpu", epochs=1, global_batch_size=8, micro_batch_size=2,
@@ -79,10 +82,12 @@ def projects(shared: Path) -> dict[str, Path]:
     return {name: directory / name / SLUG for name in VARIANTS}
 
 
-def start(project: Path, script: Path, directory: Path, **more: str) -> subprocess.Popen[str]:
-    """Start a script that trains in a directory."""
+def start(
+    project: Path, script: Path, directory: Path, repeats: int, **more: str
+) -> subprocess.Popen[str]:
+    """Start a script that trains again and again in a directory."""
     return subprocess.Popen(
-        [sys.executable, script, directory],
+        [sys.executable, script, directory, str(repeats)],
         env=environment(project, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -97,20 +102,22 @@ def test_two_processes_train_again_and_again(
     script.write_text(LOOP)
     size = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [
-        start(projects["fp16_ema"], script, tmp_path, RANK=rank, LOCAL_RANK=rank, **size)
+        start(
+            projects["fp16_ema"], script, tmp_path, IN_ONE_PAIR, RANK=rank, LOCAL_RANK=rank, **size
+        )
         for rank in ("0", "1")
     ]
     wait_for(ranks, 240)
-    assert len(list(tmp_path.glob("*/status.json"))) == REPEATS
-    count("trainings in one pair of processes", REPEATS)
+    assert len(list(tmp_path.glob("*/status.json"))) == IN_ONE_PAIR
+    count("trainings in one pair of processes", IN_ONE_PAIR)
 
 
 def test_forked_pairs_end(projects: dict[str, Path], tmp_path: Path, count: Count) -> None:
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
-    wait_for([start(projects["fp16_ema"], script, tmp_path)], 400)
-    assert len(list(tmp_path.glob("*/status.json"))) == REPEATS
-    count("trainings in pairs of processes of their own", REPEATS)
+    wait_for([start(projects["fp16_ema"], script, tmp_path, IN_NEW_PAIRS)], 400)
+    assert len(list(tmp_path.glob("*/status.json"))) == IN_NEW_PAIRS
+    count("trainings in pairs of processes of their own", IN_NEW_PAIRS)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
