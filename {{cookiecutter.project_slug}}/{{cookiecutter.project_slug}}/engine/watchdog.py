@@ -11,7 +11,9 @@ import socket
 import sys
 import threading
 import time
+{% if cookiecutter.backend != "gloo" %}
 from collections.abc import Callable
+{% endif %}
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
@@ -34,19 +36,17 @@ class Watchdog:
 
     Everything happens in threads of its own. They end the process, without waiting for anybody:
     after `watchdog_s` without progress of any rank, or when another rank has failed and this one
-    does not notice. `on_orphan` is called once, when the launcher is gone.
+    does not notice. When the launcher is gone, a stop is asked for.
     """
 
-    def __init__(
-        self, job: Job, run: RunDir, on_orphan: Callable[[str], object] | None = None
-    ) -> None:
+    def __init__(self, job: Job, run: RunDir) -> None:
         """Nothing runs before it is entered."""
         self.world, self.run, self.pulse = job.world, run, job.world.pulse
         self.pulse.progress = job.state.progress
         self.limit_s = job.config.watchdog_s
         self.tick_s = min(1.0, (self.limit_s or 10.0) / 10)
         self.every_s = min(5.0, max(self.tick_s, (self.limit_s or 300.0) / 60))
-        self.on_orphan = on_orphan or job.stop.request
+        self.stop = job.stop
         self._main = threading.main_thread()
         self._store_board: StoreBoard | None = None
         self._exchanges = [
@@ -93,8 +93,7 @@ class Watchdog:
         while not self._ended.wait(self.tick_s):
             if is_launched and os.getppid() != self.pulse.parent:
                 is_launched = False
-                if self.on_orphan is not None:
-                    self.on_orphan("the launcher is gone")
+                self.stop.request("the launcher is gone")
             self._take_beat()
             self._follow_failure()
             if self.limit_s is not None and self.still_s() >= self.limit_s:

@@ -167,7 +167,7 @@ def note_collectives_of_agreeing(rank: int) -> list[list[str]]:
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             answer = is_due(stop)
         names = [event.name for event in recorded.events() or []]
-        looks.append([name for name in names if name.startswith(("c10d::", "gloo:", "nccl:"))])
+        looks.append([name for name in names if name.startswith("c10d::")])
         return answer
 
     put(Stop, is_due=noted)
