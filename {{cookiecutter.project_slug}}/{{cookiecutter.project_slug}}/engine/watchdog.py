@@ -175,7 +175,7 @@ class Watchdog:
 
     def _end(self) -> NoReturn:
         """Leave stacks and report, and end this process."""
-        self._is_leaving = True
+        self._is_leaving, stood_s = True, self.still_s()
         self._leave_anyway_after(60.0)  # a disk that hangs must not keep it
         with suppress(OSError):
             self._dump()
@@ -184,10 +184,10 @@ class Watchdog:
         while time.monotonic() < deadline:  # the others find it out, too, and write their stacks
             time.sleep(self.tick_s)
             self._take_beat()
-            self.still_s()
+            self.still_s()  # notes which beats still arrive
         beats = self.beats()
         if self.world.rank == min(rank for rank, beat in beats.items() if beat.is_leaving):
-            first, text = self._report(beats)
+            first, text = self._report(beats, stood_s)
             print(text, file=sys.stderr, flush=True)
             with suppress(OSError):
                 (self.run.logs / "stall.txt").write_text(text + "\n", encoding="utf-8")
@@ -219,7 +219,7 @@ class Watchdog:
             (self.run.logs / f"nccl_rank{rank}").write_bytes(dump_collectives())
         {% endif %}
 
-    def _report(self, beats: dict[int, Beat]) -> tuple[str, str]:
+    def _report(self, beats: dict[int, Beat], stood_s: float) -> tuple[str, str]:
         """Who is behind, in one line, and the table of all ranks."""
         limit_s = self.limit_s or 0.0
         silent = {rank: self.silent_s(beat) for rank, beat in beats.items()}
@@ -230,7 +230,7 @@ class Watchdog:
         words = "; ".join(f"rank {rank} {how} {beats[rank]}" for rank in behind)
         if len(behind) == self.world.world_size > 1:
             words = f"all ranks are equally far, {beats[behind[0]]}"
-        first = f"no rank made progress for {self.still_s():.0f} s: {words}"
+        first = f"no rank made progress for {stood_s:.0f} s: {words}"
         lines = [f"{PACKAGE}: {first}", "rank  host                  unchanged  place"]
         for rank, beat in sorted(beats.items()):
             still_s = beat.still_s + silent[rank]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,7 @@ def sleep_in_data(number: int) -> None:
     def sleepy(self: ToyData, index: int) -> dict[str, Any]:
         loaded.append(index)
         if is_rank(number) and len(loaded) > 15:
+            print("asleep:", os.getpid(), flush=True)
             time.sleep(600)
         return get(self, index)
 
@@ -181,6 +183,20 @@ def test_rank_that_stands_still_is_named_and_the_run_ends(ends: Ends, name: str)
     assert ("failed" in (path / "status.json").read_text()) == (0 in left)
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_loading_process_that_sleeps_is_not_left_behind(ends: Ends) -> None:
+    _, ended = ends["loading process"]
+    words = ended[1].output.split()
+    pid = words[words.index("asleep:") + 1]
+    for _ in range(50):
+        with suppress(FileNotFoundError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.1)
+                continue
+        return
+    pytest.fail(f"process {pid} is still there")
+
+
 def work_slowly() -> None:
     """Let evaluations and saves of a rank last longer than nothing may move."""
     Toy(num_valid=96).use()
@@ -235,11 +251,11 @@ def test_compiling_is_progress_and_running_what_was_compiled_is_not() -> None:
 
 def compile_for_long(init_method: str, run_dir: str) -> bool:
     def compiler(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
-        time.sleep(1.5)
+        time.sleep(4.0)
         return graph.forward
 
     with (
-        joined(init_method, run_dir=run_dir, watchdog_s=0.5) as job,
+        joined(init_method, run_dir=run_dir, watchdog_s=2.0) as job,
         Watchdog(job, RunDir(run_dir, job.world)),
     ):
         torch.compile(lambda x: x + 1, backend=compiler)(torch.ones(2))
