@@ -20,16 +20,20 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import ddp, distributed, gradient, keyed, levers, optim, report
-from .engine.cli import refuse
-from .engine.distributed import World
-from .engine.launch import Refused, launch_from_environment, run_to_exit
+from .engine import attempts, ddp, distributed, gradient, keyed, optim, report
+from .engine.checkpoint import finishing
+from .engine.cli import told_how_it_ends
+from .engine.distributed import World, process_group
+from .engine.failure import told
+from .engine.launch import launch_from_environment, run_to_exit
 from .engine.loader import Batch, BatchStream, build_loaders, check_datasets, to_device
 from .engine.metrics import Metrics
 from .engine.rundir import RunDir
 from .engine.sampler import Plan
 from .engine.state import Job, TrainState
+from .engine.stop import Stop
 from .engine.strategy import Checkpointer
+from .engine.watchdog import Watchdog
 from .model import build_model
 
 logger = logging.getLogger(f"{__package__}.train")  # run as a module, __name__ is __main__
@@ -40,19 +44,12 @@ def main(config: Config, init_method: str = "env://") -> None:
     """Join the other processes, train, leave. The model lives and dies within `train`."""
     launch = launch_from_environment()
     run = RunDir(config.run_dir, launch)
-    try:
-        with distributed.process_group(launch, config, init_method) as world:
-            train(config, world, run)
-    except Refused as error:
-        refuse(error, run)
-    except BaseException:
-        run.mark("failed")
-        raise
-    finally:
-        run.close()
+    group = process_group(launch, config, init_method)
+    with Stop(run) as stop, told_how_it_ends(run), group as world, told(run, world):
+        train(config, world, run, stop)
 
 
-def train(config: Config, world: World, run: RunDir) -> None:
+def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
     """The order of a run: data, model, resume, wrap, then step after step."""
     with distributed.agreed(world):
         datasets = data.build_datasets(config.data)
@@ -66,42 +63,35 @@ def train(config: Config, world: World, run: RunDir) -> None:
         run.start_logging()
 
     checkpointer = Checkpointer(run.checkpoints, world, config.keep_checkpoints)
-    checkpoint = checkpointer.restore(config.resume, state)
+    checkpoint = checkpointer.restore(attempts.what_to_resume(config, run, world), state, config)
     report.say_start(checkpoint, plan, config, world)
     progress = state.progress
-    job = Job(config, world, plan, state, model=state.module)
+    job = Job(config, world, plan, state, model=state.module, stop=stop)
     if job.is_finished() and progress.evaluated_step == progress.step:
         logger.info("nothing left to do: step %d was the last", progress.step)
         run.status("done", progress.step)
         return
 
+    attempts.begin(run, world, config, progress.step)
     run.write_config(config)
     run.write_environment({"ranks": report.ranks(world)})
     logger.info(report.describe(job))
     collate = getattr(data, "collate", None)
     train_loader, valid_loader = build_loaders(datasets, collate, config, plan, world)
-    batches = BatchStream(train_loader, progress.epoch, progress.position)
-    with Metrics(run.path, job) as metrics, run.reported(progress):
+    batches = BatchStream(train_loader, progress.epoch, progress.position, job.pulse)
+    with Metrics(run.path, job) as metrics, run.reported(progress, stop), Watchdog(job, run):
         if not job.is_finished():
             batch = batches.peek()  # stays the first one; what it is tried with is thrown away
             forward = partial(forward_loss, job, batch)
             job = replace(job, model=ddp.wrap(state.module, world, config, forward))
-        try:
+        with stop.training(world), finishing(checkpointer):
             run_steps(job, batches, valid_loader, metrics, checkpointer)
-        except report.NonFiniteGradient:  # on all ranks, so what is being saved can be waited for
-            checkpointer.finish()
-            raise
-        checkpointer.finish()
 
 
 def build_state(config: Config, world: World) -> TrainState:
     """The model with fresh weights, equal on all ranks, and what trains it."""
     keyed.seed_init(config.seed, world.device)
-    module = levers.place(build_model(config.model), config, world.device)
-    return TrainState(
-        module=module,
-        optimizer=optim.build_optimizer(module, config.optim),
-    )
+    return TrainState.of(build_model(config.model), config, world.device)
 
 
 def run_steps(
@@ -111,12 +101,16 @@ def run_steps(
     metrics: Metrics,
     checkpointer: Checkpointer,
 ) -> None:
-    """Step after step to the end; logging, evaluation and saving where they are due."""
+    """Step after step to the end or a stop; logging, evaluation and saving where they are due."""
     config, progress = job.config, job.state.progress
     metrics.start_clock(batches.waited_s)
-    if progress.step > progress.evaluated_step and job.is_due(config.eval_every):
-        evaluate_all(job, valid_loader, metrics)  # what the run before did not come to
-    while not job.is_finished():
+    valid_loss, saved_step = None, progress.step
+    is_late = progress.step > progress.evaluated_step and job.is_due(config.eval_every)
+    # What the run before did not come to; saved, so that the next one need not.
+    if is_late and (valid_loss := evaluate_all(job, valid_loader, metrics)) is not None:
+        checkpointer.save(job, valid_loss)
+    while not job.is_finished() and not job.stop.is_due():
+        valid_loss = None
         window = job.plan.window(progress.position)
         is_logged = (progress.step + 1) % config.log_every == 0
         numbers = train_step(job, window, batches, is_logged=is_logged)
@@ -125,11 +119,14 @@ def run_steps(
             continue  # no step was taken, so nothing is due again
         if numbers is not None and is_logged:
             metrics.write_train(progress, numbers, batches.waited_s)
-        valid_loss = None
         if job.is_due(config.eval_every):
             valid_loss = evaluate_all(job, valid_loader, metrics)
         if job.is_due(config.save_every):
+            job.pulse.at("saving")
             checkpointer.save(job, valid_loss)
+            saved_step = progress.step
+    if job.stop.is_agreed and saved_step != progress.step:
+        checkpointer.save(job, valid_loss)
 
 
 def train_step(
@@ -150,6 +147,7 @@ def train_step(
     shares = job.plan.micro_batches(window, job.world.rank)
     wait = forward_backward(job, next(batches), shares[0], sums, is_summed=is_summed)
     wait()
+    job.pulse.at("optimizer")
 
     count = len(window) if task.TARGETS_PER_SAMPLE else sums[1]
     gradient.to_mean(state.module, config.global_batch_size / count)
@@ -158,7 +156,7 @@ def train_step(
     norm, loss, targets = torch.stack((grad_norm.double(), *sums)).tolist()
     if is_stepped := math.isfinite(norm):  # alike on all ranks: the gradient is reduced
         state.optimizer.step()
-        progress.step += 1
+        progress.advance()
     else:
         is_empty = task.TARGETS_PER_SAMPLE is None and targets == 0
         report.leave_out(job, None if is_empty else norm)
@@ -179,6 +177,7 @@ def forward_backward(
         loss = gradient.left_out(loss)  # this rank only takes part
     sums[0] += loss.detach()
     sums[1] += task.num_targets(batch) if share else 0
+    job.pulse.at("backward", micro)
     wait = distributed.start_sum(job.world, sums) if is_summed else distributed.no_wait
     loss = loss / gradient.nominal_count(
         job.config.global_batch_size, job.world.world_size, task.TARGETS_PER_SAMPLE
@@ -190,16 +189,22 @@ def forward_backward(
 def forward_loss(job: Job, batch: Batch, model: nn.Module, micro: int = 0) -> Tensor:
     """The loss of a micro-batch, summed; what it draws follows from its place in the run."""
     device = job.world.device
+    job.pulse.at("forward", micro)
     batch = to_device(batch, device, job.dtype, job.memory_format)
     step = job.state.progress.step
     keyed.seed_forward(job.config.seed, step, micro, job.world.rank, device)
     return task.loss_sum(model, batch)
 
 
-def evaluate_all(job: Job, loader: Iterable[Batch], metrics: Metrics) -> float:
-    """Evaluate, write the results, return the loss by which checkpoints compare. Collective."""
+def evaluate_all(job: Job, loader: Iterable[Batch], metrics: Metrics) -> float | None:
+    """Evaluate, write the results, return the loss by which checkpoints compare. Collective.
+
+    None where a stop came first.
+    """
     state = job.state
     results = {"valid": evaluate(job, state.module, loader)}
+    if job.stop.is_agreed:
+        return None
     state.progress.evaluated_step = state.progress.step
     for split, values in results.items():
         metrics.write(split, state.progress, values)
@@ -210,22 +215,23 @@ def evaluate_all(job: Job, loader: Iterable[Batch], metrics: Metrics) -> float:
 def evaluate(job: Job, module: nn.Module, loader: Iterable[Batch]) -> dict[str, float]:
     """Means over the targets of all samples, each seen once, with rank 0's buffers. Collective.
 
-    Through the bare module, so that the ranks need not have equally many batches.
+    Through the bare module, so that the ranks need not have equally many batches. A stop ends it
+    at any batch.
     """
     device = job.world.device
     sums: dict[str, Tensor] = {}
     num_targets = 0
-    was_training = module.training
-    module.eval()
-    with ddp.rank0_buffers(module, job.world):
-        for number, batch in enumerate(loader):
+    with ddp.evaluating(module, job.world):
+        for number, batch in enumerate(job.pulse.over(loader)):
+            if job.stop.is_wanted():
+                break
             num_targets += task.num_targets(batch)
             moved = to_device(batch, device, job.dtype, job.memory_format)
             keyed.seed_evaluation(job.config.seed, number, job.world.rank, device)
             values = task.metric_sums(module, moved)
             for name, value in values.items():
                 sums[name] = sums.get(name, torch.zeros_like(value).double()) + value.double()
-    module.train(was_training)
+    job.stop.agree()
     return distributed.means_over_ranks(job.world, sums, num_targets)
 
 

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+CHANGEABLE = ("model.dropout", "data.max_shift")
+"""Settings of these two that a run may be resumed with another value of; the others are refused,
+for with them the weights, or what they were validated on, would mean something else."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .engine.launch import Refused
+from .settings import CHANGEABLE
 
 # What is expected, of which settings, and a test of it. None was let through by the type.
 _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
@@ -19,6 +20,7 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
             "eval_every",
             "save_every",
             "keep_checkpoints",
+            "max_nonfinite_steps",
             "optim.base_batch_size",
             "ddp.powersgd_rank",
             "data.prefetch_factor",
@@ -27,7 +29,7 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
     ),
     (
         "more than 0",
-        ("timeout_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
+        ("timeout_s", "watchdog_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
         lambda value: value > 0 and math.isfinite(value),
     ),
     (
@@ -48,6 +50,85 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
         lambda value: value in multiprocessing.get_all_start_methods(),
     ),
 )
+
+
+# What a resumed run says of a setting that is not the checkpoint's; nothing where that has no part
+# in the numbers. Your own, `model.…` and `data.…`, must be the same unless CHANGEABLE names them.
+CHANGES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "",
+        (
+            "run_dir",
+            "resume",
+            "max_steps",
+            "log_every",
+            "eval_every",
+            "save_every",
+            "keep_checkpoints",
+            "on_nonfinite",
+            "max_nonfinite_steps",
+            "timeout_s",
+            "data.num_workers",
+            "data.prefetch_factor",
+            "data.multiprocessing_context",
+        ),
+    ),
+    ("weights and moments are converted", ("dtype",)),
+    (
+        "numbers are equal within rounding",
+        (
+            "channels_last",
+            "tf32",
+            "optim.fused",
+            "ddp.bucket_cap_mb",
+            "ddp.static_graph",
+            "ddp.find_unused_parameters",
+            "ddp.gradient_as_bucket_view",
+        ),
+    ),
+    (
+        "numbers are equal within rounding, and only without dropout and BatchNorm",
+        (
+            "device",
+            "compile",
+        ),
+    ),
+    ("order, augmentation and dropout are drawn anew", ("seed",)),
+    (
+        "the learning rate follows from it, from this step on",
+        (
+            "epochs",
+            "optim.lr",
+            "optim.schedule",
+            "optim.warmup_steps",
+            "optim.min_lr_ratio",
+            "optim.scale_lr",
+            "optim.base_batch_size",
+        ),
+    ),
+    (
+        "a step is another number of samples, and the schedule another number of steps",
+        ("global_batch_size",),
+    ),
+    (
+        "it holds from this step on",
+        (
+            "optim.weight_decay",
+            "optim.grad_clip",
+            "ddp.comm_hook",
+            "ddp.powersgd_rank",
+        ),
+    ),
+)
+
+
+def meaning_of_change(key: str) -> str | None:
+    """What it means to resume with another value; empty: nothing. None: that is refused."""
+    for words, keys in CHANGES:
+        if key in keys:
+            return words
+    is_yours = key.startswith(("model.", "data."))
+    return None if is_yours and key not in CHANGEABLE else "it holds from this step on"
 
 
 def check_values(config: object) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from .engine.cli import guess_launch, guess_run_dir, parse_settings, refuse
-from .engine.launch import Launch, Refused, launch_from_environment
+from .engine.cli import guess_launch, guess_run_dir, leave_if_refused, parse_settings, refuse
+from .engine.launch import Launch, Refused, is_restarted, launch_from_environment
 from .engine.rundir import RunDir
 from .rules import check_values
 from .settings import DataConfig, ModelConfig
@@ -111,8 +111,12 @@ class Config:
     """TFLOP/s of one device in its data sheet (dense, for the type of the products); for `mfu`."""
     on_nonfinite: Literal["skip", "stop"] = "skip"
     """What happens when a gradient is NaN or infinite: leave the step out, or end the run."""
+    max_nonfinite_steps: int = 100
+    """With `skip`, so many windows in a row without a finite gradient end the run as well."""
     timeout_s: float = 600.0
     """Seconds that a rank waits for the others before the run fails."""
+    watchdog_s: float | None = 600.0
+    """Seconds without progress of any rank before the run ends; none: never."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataSettings = field(default_factory=DataSettings)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -134,6 +138,7 @@ def parse_or_exit(argv: Sequence[str] | None = None) -> Config:
     Raises:
         SystemExit: after a mistake (2), `--help` or `--print_config` (0).
     """
+    leave_if_refused(argv, Config.run_dir)
     launch: Launch | None = None
     try:
         launch = launch_from_environment()
@@ -190,7 +195,8 @@ def check(config: Config, launch: Launch) -> None:
         Refused: the first mistake, in one line: the key, what was expected, what was got.
     """
     check_values(config)
-    is_path = config.resume not in ("auto", "never")
+    # Started again, a run goes on by itself, and may have removed the one it was to begin with.
+    is_path = config.resume not in ("auto", "never") and not is_restarted()
     # Rank 0 decides which checkpoint it is: the others need not see its disk.
     if is_path and launch.rank == 0 and not Path(config.resume).is_dir():
         raise Refused(

@@ -6,6 +6,10 @@ BLOCK_SIZE = 512
 """Bytes of a sample, and the longest context of the model. A constant, no setting: every sample
 has as many targets, and `TARGETS_PER_SAMPLE` of task.py says so without asking the other ranks."""
 
+CHANGEABLE = ("model.dropout", "data.train_bytes")
+"""Settings of these two that a run may be resumed with another value of; the others are refused,
+for with them the weights, or what they were validated on, would mean something else."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -15,9 +15,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from ..config import Config
 from .launch import Launch, Refused
+from .pulse import Pulse
 
 T = TypeVar("T")
 
@@ -27,6 +30,10 @@ class World(Launch):
     """This process among all that train together, and the device that is its own."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
+    """What this process is doing."""
+    store: Store | None = field(default=None, compare=False)
+    """Where ranks leave short messages; none in a single process."""
 
     @property
     def is_main(self) -> bool:
@@ -82,20 +89,23 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
     """
     backend = choose_backend(config)
     device = choose_device(config.device, launch)
-    world = World(**vars(launch), device=device)
     set_matmul_precision(config)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
     if launch.world_size == 1:
-        yield world
+        yield World(**vars(launch), device=device)
         return
+    timeout = timedelta(seconds=config.timeout_s)
     try:
+        # As init_process_group would; the ranks' own messages go through the store as well.
+        store, _, _ = next(rendezvous(init_method, launch.rank, launch.world_size, timeout=timeout))
+        store.set_timeout(timeout)
         dist.init_process_group(
             backend,
-            init_method=init_method,
+            store=PrefixStore("group", store),
             rank=launch.rank,
             world_size=launch.world_size,
-            timeout=timedelta(seconds=config.timeout_s),
+            timeout=timeout,
         )
     except RuntimeError as error:
         place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
@@ -103,8 +113,10 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
             f"rank {launch.rank} of {launch.world_size} did not find the others at {place} within "
             f"{config.timeout_s:g} s: are all started, with the same address, and is it reachable?"
         ) from error
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a store may outlive its ranks
+    messages = PrefixStore(f"messages {restarts}", store)
     try:
-        yield world
+        yield World(**vars(launch), device=device, store=messages)
     except Refused:
         dist.destroy_process_group()  # all ranks refuse together, and before DDP
         raise

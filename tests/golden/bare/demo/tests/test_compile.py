@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from .. import train
 from ..config import Config, check
-from ..engine.checkpoint import newest
+from ..engine.choice import newest
 from ..engine.launch import Launch, Refused
 from ..engine.reading import read_part
 from ..engine.rundir import PACKAGE

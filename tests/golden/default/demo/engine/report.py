@@ -2,9 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +10,10 @@ from torch import nn
 
 from ..config import Config
 from . import comm_hook
+from .changes import flat, tell_changes
 from .digest import digest
 from .distributed import World, gather
+from .gradient import NonFiniteGradient
 from .keyed import seed_sample
 from .loader import Samples
 from .manifest import Checkpoint
@@ -22,14 +22,6 @@ from .sampler import Plan, order_digest
 from .state import Job
 
 logger = logging.getLogger(__name__)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def facts(
@@ -43,7 +35,7 @@ def facts(
         "torch's version": torch.__version__,
         "numpy's version": np.__version__,
     }
-    found.update((f"setting {name}", value) for name, value in _flat(asdict(config)))
+    found.update((f"setting {name}", value) for name, value in flat(asdict(config)))
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         trained = "trained" if tensor.requires_grad else "not trained"
         found[f"model, {name}"] = f"{tuple(tensor.shape)} {tensor.dtype} {trained}"
@@ -71,6 +63,8 @@ def say_start(checkpoint: Checkpoint | None, plan: Plan, config: Config, world: 
         "resumed from %s: step %d, epoch %d, sample %d",
         checkpoint.path.name, saved.step, epoch, position,
     )  # fmt: skip
+    for line in tell_changes(checkpoint, config):
+        logger.info(line)
     if saved.world_size != plan.world_size:
         logger.info(
             "saved on %d ranks, resumed on %d: the order of samples and their augmentation are "
@@ -131,21 +125,24 @@ def describe(job: Job) -> str:
     return "\n".join(lines)
 
 
-class NonFiniteGradient(FloatingPointError):
-    """No step can be taken from here, on any rank: the reduced gradient is everybody's."""
-
-
 def leave_out(job: Job, norm: float | None) -> None:
     """Account for a window that gives no step, alike on all ranks; `norm` None: no targets.
 
     Raises:
-        NonFiniteGradient: the gradient is not finite, and `on_nonfinite` is `stop`.
+        NonFiniteGradient: the gradient is not finite, and `on_nonfinite` is `stop`, or so many
+            windows in a row had none that no other is to be expected.
     """
-    progress = job.state.progress
+    config, progress = job.config, job.state.progress
     reason = "it has no targets" if norm is None else f"the norm of its gradient is {norm}"
-    is_fatal = norm is not None and job.config.on_nonfinite == "stop"
+    is_fatal = norm is not None and config.on_nonfinite == "stop"
+    progress.nonfinite += norm is not None
     if is_fatal:
         raise NonFiniteGradient(f"step {progress.step + 1} can't be taken: {reason}")
+    if progress.nonfinite >= config.max_nonfinite_steps:
+        raise NonFiniteGradient(
+            f"step {progress.step + 1} can't be taken: {progress.nonfinite} windows in a row "
+            f"(max_nonfinite_steps) had no finite gradient; in the last one, {reason}"
+        )
     progress.skipped += 1
     if norm is not None:
         comm_hook.forget(job.model)

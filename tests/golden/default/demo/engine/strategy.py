@@ -8,8 +8,12 @@ from pathlib import Path
 
 import torch
 
-from .checkpoint import Keep, agreed_write, choose, commit, describe, retain
+from ..config import Config
+from .changes import check_changes
+from .checkpoint import Keep, agreed_write, commit, describe, retain
+from .choice import choose, go_back
 from .distributed import World, agreed, broadcast_tensors, from_rank, patient_group
+from .leftovers import sweep
 from .manifest import Checkpoint
 from .reading import part_names, read_part
 from .state import Job, TrainState
@@ -22,9 +26,14 @@ class Checkpointer:
         self.root, self.world = root, world
         self._keep = Keep(keep, resumed_from=None)
         self._group = patient_group(world)
+        sweep(root, world, owns=world.is_main)
 
-    def restore(self, resume: str, state: TrainState) -> Checkpoint | None:
+    def restore(
+        self, resume: str, state: TrainState, config: Config | None = None
+    ) -> Checkpoint | None:
         """Load what `resume` means into the state; none where there is nothing. Collective.
+
+        With `config`, only what may be resumed with these settings.
 
         Raises:
             Refused: on every rank, when the checkpoint is missing or belongs to another model.
@@ -33,6 +42,8 @@ class Checkpointer:
         with agreed(self.world):
             if self.world.is_main:
                 checkpoint = choose(self.root, resume)
+            if checkpoint is not None and config is not None:
+                check_changes(checkpoint, config)
             if checkpoint is not None:
                 parts = {name: read_part(checkpoint, name) for name in part_names(checkpoint)}
         checkpoint = from_rank(self.world, checkpoint)
@@ -41,6 +52,8 @@ class Checkpointer:
         parts = broadcast_tensors(self.world, parts)
         with agreed(self.world):
             state.load(parts, checkpoint.manifest.numbers, checkpoint.manifest.progress)
+        if self.world.is_main:
+            go_back(self.root, resume, checkpoint.manifest.step)
         self._keep = Keep(self._keep.newest, checkpoint.path)
         return checkpoint
 

@@ -1,7 +1,9 @@
 """Engine: a process knows its place from the launcher's variables, and ends with the right code."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,19 @@ def test_place_that_makes_no_sense_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(launch.Refused, match=said):
         launch.launch_from_environment()
+
+
+@pytest.mark.parametrize(("asked", "given"), [({}, "0"), ({"MAX_RESTARTS": "4"}, "4")])
+def test_restarts_are_passed_on(tmp_path: Path, asked: dict[str, str], given: str) -> None:
+    program = tmp_path / "torchrun"
+    program.write_text('#!/bin/sh\necho "$@ store=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"\n')
+    program.chmod(0o755)
+    (script,) = Path(launch.__file__).parents[1].glob("launch/torchrun_*.sh")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "NPROC_PER_NODE": "2", "PATH": path, **asked}
+    said = subprocess.run([script], env=environment, capture_output=True, text=True, check=True)
+    assert f" --max-restarts {given} " in said.stdout
+    assert said.stdout.endswith(".train store=1\n")
 
 
 @pytest.mark.parametrize(

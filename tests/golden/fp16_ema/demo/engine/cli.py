@@ -11,7 +11,7 @@ import textwrap
 import time
 import typing
 from argparse import ArgumentError
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +19,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from .explain import alternatives, explain, mismatch, nearest, one_line
-from .launch import Launch, Refused
+from .launch import Launch, Refused, is_restarted
 from .rundir import PACKAGE, RunDir
 
 EXIT_REFUSED = 2
@@ -92,6 +92,39 @@ def guess_launch() -> Launch:
     words = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK")]
     rank, local_rank = (int(word) if word.isdecimal() else 0 for word in words)
     return Launch(rank=rank, local_rank=local_rank)
+
+
+@contextlib.contextmanager
+def told_how_it_ends(run: RunDir) -> Iterator[None]:
+    """Whatever ends the block early stands in status.json; a refusal ends the process.
+
+    Raises:
+        SystemExit: what was refused is told.
+    """
+    try:
+        yield
+    except Refused as error:
+        refuse(error, run)
+    except BaseException:
+        run.mark("failed")
+        raise
+    finally:
+        run.close()
+
+
+def leave_if_refused(argv: Sequence[str] | None, default: str) -> None:
+    """End a process that was started again after a refusal: nothing has been mended since.
+
+    Without a word: the line that says why was printed by the process before.
+
+    Raises:
+        SystemExit: with the code of a refusal.
+    """
+    if not is_restarted():
+        return
+    run_dir = guess_run_dir(sys.argv[1:] if argv is None else argv, default)
+    if RunDir(run_dir, guess_launch()).was_refused():
+        raise SystemExit(EXIT_REFUSED)
 
 
 def refuse(error: Refused, run: RunDir) -> NoReturn:

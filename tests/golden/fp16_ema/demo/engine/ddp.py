@@ -55,6 +55,16 @@ def rank0_buffers(module: nn.Module, world: World) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def evaluating(module: nn.Module, world: World) -> Iterator[None]:
+    """In the block the module is in evaluation mode, with rank 0's buffers. Collective."""
+    was_training = module.training
+    module.eval()
+    with rank0_buffers(module, world):
+        yield
+    module.train(was_training)
+
+
 def wrap(
     module: nn.Module, world: World, config: Config, loss_of: Callable[[nn.Module], Tensor]
 ) -> nn.Module:

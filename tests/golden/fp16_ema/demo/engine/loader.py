@@ -18,6 +18,7 @@ from ..config import Config, DataSettings
 from .distributed import World
 from .keyed import seed_sample
 from .launch import Launch, Refused
+from .pulse import Pulse
 from .sampler import EvalSampler, Plan, TrainSampler
 
 logger = logging.getLogger(__name__)
@@ -150,13 +151,17 @@ def _endless(loader: DataLoader[Batch], epoch: int, position: int) -> Iterator[B
 class BatchStream(Iterator[Batch]):
     """A rank's micro-batches, epoch after epoch; knows how long it was waited for."""
 
-    def __init__(self, loader: DataLoader[Batch], epoch: int, position: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Batch], epoch: int, position: int, pulse: Pulse | None = None
+    ) -> None:
+        self._pulse = pulse or Pulse()
         self.waited_s = 0.0
         """Seconds spent waiting for data since the start."""
         self._batches = _endless(loader, epoch, position)
         self._peeked: list[Batch] = []
 
     def __next__(self) -> Batch:
+        self._pulse.at_data()
         if self._peeked:
             return self._peeked.pop()
         start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import json
 import logging
@@ -18,7 +19,7 @@ from typing import Any, Literal, Self
 
 import yaml
 
-from .launch import Launch, Refused
+from .launch import Launch, Refused, is_restarted, launch_id
 from .lock import lock_file, lock_owner, unlock_file
 
 PACKAGE = __name__.removesuffix(".engine.rundir")
@@ -59,8 +60,10 @@ class RunDir:
             Refused: another run is live in it, or it can't be made or written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            _make_writable(self.path)
+            _make_writable(self.logs)
             if self.launch.rank == 0:
+                _make_writable(self.checkpoints)  # not after hours, at the first save
                 self._lock = lock_file(self.path / "lock")
         except BlockingIOError:
             raise Refused(
@@ -69,7 +72,7 @@ class RunDir:
             ) from None
         except OSError as error:
             raise Refused(
-                f"run_dir: expected a directory that can be written, got {self.path} "
+                f"run_dir: expected a directory that can be written, got {error.filename} "
                 f"({error.strerror})"
             ) from None
         return self
@@ -102,21 +105,40 @@ class RunDir:
     def status(self, state: State, step: int) -> None:
         """Replace status.json, on rank 0: what the run does, and the optimizer steps it has done.
 
-        `running` in a directory that nobody locks is a run that crashed.
+        `running` in a directory that nobody locks is a run that crashed. A run that was done stays
+        as it is when it is started again.
         """
+        last = self.last_status()
+        if state == "done" and (last.get("state"), last.get("step")) == ("done", step):
+            return
         content = {
             "state": state,
             "step": step,
+            "launch": launch_id(),
             "updated": datetime.now(UTC).isoformat(timespec="seconds"),
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
         self._write("status.json", json.dumps(content) + "\n")
 
-    @contextlib.contextmanager
-    def reported(self, progress: Any) -> Iterator[None]:
-        """Say `running` for the time of the block, and at its end `done`, or `failed` on an error.
+    def last_status(self) -> dict[str, Any]:
+        """What status.json says; nothing where it is missing or damaged."""
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+            return content if isinstance(content, dict) else {}
+        return {}
 
+    def was_refused(self) -> bool:
+        """Whether this call of the launcher was refused already, before it started anew."""
+        last = self.last_status()
+        is_same = is_restarted() and last.get("launch") == launch_id()
+        return is_same and last.get("state") == "refused"
+
+    @contextlib.contextmanager
+    def reported(self, progress: Any, stop: Any) -> Iterator[None]:
+        """Say `running` for the time of the block, and at its end how it ended.
+
+        That is `failed` on an error, else `stopped` where `stop.is_agreed`, else `done`.
         `progress.step` is asked for the step at both moments.
         """
         self.status("running", progress.step)
@@ -125,9 +147,9 @@ class RunDir:
         except BaseException:
             self.status("failed", progress.step)
             raise
-        self.status("done", progress.step)
+        self.status("stopped" if stop.is_agreed else "done", progress.step)
 
-    def mark(self, state: Literal["refused", "failed"]) -> None:
+    def mark(self, state: Literal["refused", "failed", "stopped"]) -> None:
         """Say in status.json, on rank 0, how the run ended; not where another run is live.
 
         The step stays what it was. Without a disk to write to, nothing is said.
@@ -158,7 +180,6 @@ class RunDir:
         On the console rank 0 says all of this package's messages (standard output); other ranks
         and other packages are heard from WARNING up.
         """
-        self.logs.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(self.logs / f"rank{self.launch.rank}.log", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         console: logging.Handler
@@ -188,6 +209,17 @@ class _BesideProgressBar(logging.Handler):
         from tqdm import tqdm
 
         tqdm.write(self.format(record))
+
+
+def _make_writable(path: Path) -> None:
+    """Make a directory where it is missing.
+
+    Raises:
+        OSError: it can't be made, or nothing can be made in it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def atomic_write_text(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from ..config import Config
 from ..engine.digest import digest
 from ..engine.manifest import Checkpoint, read_checkpoint
 from ..engine.state import Job
+from ..engine.stop import EXIT_STOPPED
 from .toy import put
 
 
@@ -27,6 +28,8 @@ class Record:
     progress: dict[str, int] = field(default_factory=dict)
     notes: Any = None
     """What `prepare` returned, as it is after the training."""
+    exit_code: int = 0
+    """0: it went on to its end; 75: it was stopped by a signal, after saving."""
 
 
 def set_config(config: Config, **changes: Any) -> Config:
@@ -54,7 +57,12 @@ def run_training(
         record.progress = vars(job.state.progress).copy()
 
     put(train, run_steps=recorded)
-    train.main(config, init_method)
+    try:
+        train.main(config, init_method)
+    except SystemExit as error:
+        if error.code != EXIT_STOPPED:
+            raise
+        record.exit_code = EXIT_STOPPED
     return record
 
 

@@ -7,11 +7,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ..engine.checkpoint import Keep, choose, commit, newest, retain
+from ..engine.checkpoint import Keep, commit, retain
+from ..engine.choice import choose, go_back, newest
 from ..engine.launch import Refused
 from ..engine.manifest import (
     FORMAT_VERSION,
@@ -167,9 +169,9 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
 
 
-def raise_version(path: Path) -> None:
+def rewrite(path: Path, **changes: object) -> None:
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "format_version": 99, "new": 1}))
+    path.write_text(json.dumps({**content, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,14 @@ def raise_version(path: Path) -> None:
         ("a.pt", Path.unlink, "a.pt is missing"),
         ("manifest.json", Path.unlink, "it has no manifest"),
         ("manifest.json", cut, "its manifest is damaged"),
-        ("manifest.json", raise_version, "its format version is 99, this project reads 1"),
+        ("manifest.json", partial(rewrite, files=3), "its manifest is damaged"),
+        ("manifest.json", partial(rewrite, world_size=3), "its manifest is damaged"),
+        (
+            "manifest.json",
+            partial(rewrite, format_version=0),
+            "its format version is 0, this project reads 1: go on with the version of the project "
+            "that wrote it, or give another run_dir",
+        ),
     ],
 )
 def test_incomplete_one_is_passed_over_with_the_reason(
@@ -199,6 +208,17 @@ def test_incomplete_one_is_passed_over_with_the_reason(
     with pytest.raises(Refused) as refused:
         choose(tmp_path, str(tmp_path / "step_00000002"))
     assert str(refused.value).endswith(f"step_00000002: {reason}")
+
+
+def test_newest_one_of_a_newer_format_is_not_left_behind(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    rewrite(tmp_path / "step_00000002" / "manifest.json", format_version=2, new=1)
+    assert newest_step(tmp_path) == 3
+    cut(tmp_path / "step_00000003" / "a.pt")
+    for resume in ("auto", str(tmp_path / "step_00000002")):
+        with pytest.raises(Refused, match="its format version is 2, this project reads 1: go on"):
+            choose(tmp_path, resume)
 
 
 def test_fresh_start_does_not_bury_what_is_damaged(tmp_path: Path) -> None:
@@ -224,6 +244,9 @@ def test_which_one_resume_means(tmp_path: Path, caplog: pytest.LogCaptureFixture
     chosen = choose(tmp_path, str(first))
     assert chosen is not None
     assert chosen.path == first
+    go_back(tmp_path, "auto", 1)
+    assert steps(tmp_path) == [1, 2]
+    go_back(tmp_path, str(first), 1)
     assert steps(tmp_path) == [1]
     assert "step_00000002.aside1" in caplog.text
 
@@ -250,6 +273,9 @@ def test_incomplete_one_is_left_for_a_person_to_look_at(tmp_path: Path) -> None:
         save(tmp_path, step)
     retain(tmp_path, Keep(newest=1, resumed_from=None))
     assert steps(tmp_path) == [1, 3]
+    cut(save(tmp_path, 4) / "a.pt")
+    retain(tmp_path, Keep(newest=1, resumed_from=None))
+    assert steps(tmp_path) == [1, 3, 4], "the newest that is complete stays"
 
 
 def test_best_is_never_one_without_a_number(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from .. import train
 from ..config import Config
+from ..engine import state
 from ..engine.sampler import epoch_order
 from .harness import outcomes, values
 from .scenario import Record, run_training, set_config
@@ -161,9 +162,10 @@ def test_parameter_without_gradient_where_that_is_meant(
         assert torch.equal(ranks[0].parameters["extra.weight"], before)
 
 
-def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str) -> None:
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str, world_size: int) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
-    ranks = values(run_training, 2, config, Toy(bad_sample=40).use)
+    ranks = values(run_training, world_size, config, Toy(bad_sample=40).use)
     assert_same_weights(ranks)
     for rank in ranks:
         assert (rank.progress["step"], rank.progress["skipped"]) == (NUM_STEPS - 1, 1)
@@ -175,7 +177,7 @@ def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str) -> None:
 def use_bad_end() -> Notes:
     """Prepare a training whose third and last window has an infinite target."""
     # At a larger scale it would only be lowered.
-    put(train, GradScaler=partial(GradScaler, init_scale=1.0))
+    put(state, GradScaler=partial(GradScaler, init_scale=1.0))
     return Toy(bad_sample=int(epoch_order(0, 0, 64)[-1])).use()
 
 
@@ -183,7 +185,8 @@ def test_gradient_that_is_not_finite_can_end_the_run(run_dir: str) -> None:
     config = set_config(CONFIG, run_dir=run_dir, on_nonfinite="stop", save_every=1)
     ranks = outcomes(run_training, 2, config, use_bad_end)
     assert [rank.exit_code for rank in ranks] == [1, 1]
-    assert all("step 3 can't be taken: the norm of its gradient is" in r.output for r in ranks)
+    assert "step 3 can't be taken: the norm of its gradient is" in ranks[0].output
+    assert "rank 1 left because rank 0 failed at step 3 in optimizer" in ranks[1].output
     checkpoints = os.listdir(f"{run_dir}/checkpoints")
     assert sorted(checkpoints)[-1] == "step_00000002"
 

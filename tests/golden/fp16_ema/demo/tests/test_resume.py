@@ -1,6 +1,8 @@
 """Engine: a run that stops and goes on ends with the same bits as one that did not stop."""
 
+import json
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from ..config import Config
+from ..engine.manifest import manifest_text
 from .harness import outcomes, values
 from .scenario import Record, read_metrics, run_training, set_config
 from .toy import Toy
@@ -54,17 +57,21 @@ def numbers_of(run_dir: str) -> list[dict[str, Any]]:
         pytest.param(1, [3], [0, 0], id="1 rank, in an epoch"),
         pytest.param(2, [5], [0, 0], id="2 ranks, between epochs"),
         pytest.param(2, [2, 4, 7], [2, 0, 2, 2], id="2 ranks, often, with and without workers"),
+        pytest.param(2, [1, 2, 4], [2, 2, 0, 2], id="2 ranks, at a start and at a last batch"),
         # From three ranks on it matters in which order gradients are added.
         pytest.param(3, [1, 5], [0, 0, 2], id="3 ranks"),
+        pytest.param(4, [3, 4], [0, 2, 0], id="4 ranks"),
     ],
 )
 def test_stopped_and_resumed_is_bit_exact(
     run_dir: str, world_size: int, stops: list[int], workers: list[int]
 ) -> None:
-    straight_config = set_config(CONFIG, run_dir=run_dir + "-straight")
-    straight = values(run_training, world_size, straight_config, TOY.use)
-    config = set_config(CONFIG, run_dir=run_dir)
-    parts = run_in_parts(config, TOY, [world_size] * len(workers), stops, workers)
+    config = set_config(CONFIG, run_dir=run_dir, micro_batch_size=3 if world_size == 4 else 4)
+    # The last window of an epoch leaves some of four ranks one sample, too few for BatchNorm.
+    toy = replace(TOY, has_batch_norm=world_size < 4)
+    straight_config = set_config(config, run_dir=run_dir + "-straight")
+    straight = values(run_training, world_size, straight_config, toy.use)
+    parts = run_in_parts(config, toy, [world_size] * len(workers), stops, workers)
     assert [rank.digest for rank in parts[-1]] == [rank.digest for rank in straight]
     for rank, expected in enumerate(straight):
         samples = [sample for part in parts for sample in part[rank].notes.samples]
@@ -121,14 +128,65 @@ def test_your_own_task_is_bit_exact(run_dir: str) -> None:
 def test_other_numbers_of_ranks_go_on_with_the_same_order(run_dir: str) -> None:
     toy = Toy(num_samples=102, noise=0.1)
     config = set_config(CONFIG, dtype="float64", run_dir=run_dir)
+    config = set_config(config, micro_batch_size=2)  # so that 4 ranks can share 24 samples
     straight_config = set_config(config, run_dir=run_dir + "-straight")
     [straight] = values(run_training, 1, straight_config, toy.use)
-    parts = run_in_parts(config, toy, [2, 3, 1], [3, 7], [0, 0, 0])
+    # The first four in one epoch, the last one in both.
+    parts = run_in_parts(config, toy, [2, 1, 3, 4], [1, 3, 4], [0, 0, 0, 2])
     samples = [sample for part in parts for rank in part for sample in rank.notes.samples]
     assert sorted(samples) == sorted(straight.notes.samples)  # with the same augmentation
     assert Counter(index for _, index, _ in samples) == dict.fromkeys(range(102), 2)
     for name, tensor in parts[-1][0].parameters.items():
         torch.testing.assert_close(tensor, straight.parameters[name], rtol=0, atol=1e-12)
+
+
+def test_ranks_that_cannot_keep_the_batch_are_refused_with_the_arithmetic(run_dir: str) -> None:
+    config = set_config(CONFIG, run_dir=run_dir)
+    values(run_training, 2, set_config(config, max_steps=1), TOY.use)
+    ranks = outcomes(run_training, 5, config, TOY.use)
+    assert [rank.exit_code for rank in ranks] == [2] * 5
+    assert (
+        "global_batch_size: expected a multiple of micro_batch_size x world_size = 4 x 5 = 20, "
+        "got 24 (20 or 40 would do)"
+    ) in ranks[0].output
+
+
+def contents(run_dir: str) -> dict[str, tuple[bytes, int]]:
+    """Bytes and time of each file of a run, but for the lock and what the ranks say."""
+    paths = [path for path in sorted(Path(run_dir).rglob("*")) if path.is_file()]
+    paths = [path for path in paths if path.name != "lock" and path.parent.name != "logs"]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def test_finished_run_rewrites_nothing(run_dir: str) -> None:
+    config = set_config(CONFIG, run_dir=run_dir)
+    values(run_training, 2, config, TOY.use)
+    before = contents(run_dir)
+    assert {Path(name).name for name in before} > {"metrics.jsonl", "status.json", "manifest.json"}
+    ranks = outcomes(run_training, 2, config, TOY.use)
+    assert [rank.exit_code for rank in ranks] == [0, 0]
+    assert "nothing left to do: step" in ranks[0].output
+    assert contents(run_dir) == before
+
+
+def test_evaluation_that_was_still_due_is_done_once(run_dir: str) -> None:
+    config = set_config(CONFIG, run_dir=run_dir, max_steps=7)
+    values(run_training, 2, config, TOY.use)
+    manifest = Path(run_dir, "checkpoints", "step_00000007", "manifest.json")
+    whole = json.loads(manifest.read_text())
+    del whole["sha256"]
+    # As if it had been stopped before its last evaluation.
+    progress = {**whole["progress"], "evaluated_step": 4}
+    manifest.write_text(manifest_text({**whole, "progress": progress, "valid_loss": None}))
+    [rank, _] = outcomes(run_training, 2, config, TOY.use)
+    assert (rank.exit_code, "valid: loss" in rank.output) == (0, True)
+    mended = json.loads(manifest.read_text())
+    assert (mended["progress"], mended["valid_loss"]) == (whole["progress"], whole["valid_loss"])
+    assert [line["step"] for line in read_metrics(run_dir, "valid")] == [4, 7]
+    before = contents(run_dir)
+    [rank, _] = outcomes(run_training, 2, config, TOY.use)
+    assert (rank.exit_code, "valid: loss" in rank.output) == (0, False)
+    assert contents(run_dir) == before
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

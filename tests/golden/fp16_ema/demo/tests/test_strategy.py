@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import DebugLevel, set_debug_level
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..engine import checkpoint as checkpoint_module
-from ..engine.checkpoint import describe, newest
+from ..engine.checkpoint import describe
+from ..engine.choice import newest
 from ..engine.digest import digest
 from ..engine.launch import Refused
 from ..engine.manifest import list_checkpoints, read_checkpoint
@@ -130,6 +131,15 @@ def test_damaged_one_is_passed_over_by_all(tmp_path: Path) -> None:
     damaged = max((tmp_path / "step_00000009").iterdir(), key=lambda path: path.stat().st_size)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert values(restore, 3, root, "auto", Toy()) == [(5, first)] * 3
+
+
+def test_leftovers_of_a_crash_are_gone_at_the_start(tmp_path: Path) -> None:
+    for name in ("step_00000003.tmp", "step_00000002.old", "step_00000001.aside1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".best.txt.tmp").write_text("half")
+    values(save_weights, 2, str(tmp_path), 5, Toy())
+    names = {path.name for path in tmp_path.iterdir()} - {"best.txt"}
+    assert names == {"step_00000001.aside1", "step_00000005"}
 
 
 def save_watched(init_method: str, root: str) -> list[int]:

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,13 @@ T = TypeVar("T")
 
 class Refused(ValueError):
     """A mistake that the user can mend: one line on standard error, exit code 2, no traceback."""
+
+
+class FailedTogether(Exception):
+    """An error that all ranks raise, for they agreed on it; one of them tells it for all."""
+
+    rank = 0
+    """Where its cause lies, or the one that speaks where it lies nowhere."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,20 @@ def launch_from_environment() -> Launch:
             f"LOCAL_RANK={local_rank} of {local_world_size}"
         )
     return Launch(rank, local_rank, world_size, local_world_size)
+
+
+def is_restarted() -> bool:
+    """Whether the launcher has started this process again, after one that failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def launch_id() -> str:
+    """What all processes have in common that one call of the launcher starts on this machine.
+
+    Its own name for a run is not enough: who chooses it may give it to the next run as well.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"{name} by process {os.getppid()} on {socket.gethostname()}"
 
 
 def run_to_exit(main: Callable[[T], object], argument: T) -> NoReturn:

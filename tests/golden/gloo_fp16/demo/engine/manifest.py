@@ -15,6 +15,10 @@ FORMAT_VERSION = 1
 _NAME = re.compile(r"step_\d{8,}")
 
 
+class NewerFormat(ValueError):
+    """A later version of this project wrote the checkpoint."""
+
+
 @dataclass(frozen=True)
 class FileEntry:
     """A file of a checkpoint, as the manifest lists it."""
@@ -73,22 +77,33 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def manifest_text(content: dict[str, Any]) -> str:
+    """The text of a manifest, which ends with a checksum of all that stands before."""
+    return json.dumps({**content, "sha256": _sum_of(content)}, indent=2)
+
+
+def _sum_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
 def read_checkpoint(path: Path, *, verify: bool) -> Checkpoint:
     """Read a checkpoint's manifest and check its files: their sizes, with `verify` all their bytes.
 
     Raises:
-        ValueError: it is not complete, with the reason.
+        NewerFormat: it is of a format that comes after this project's.
+        ValueError: it is not complete, or of another format, with the reason.
     """
     try:
         numbers = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        _check_format(numbers["format_version"])
+        if numbers.pop("sha256") != _sum_of(numbers):
+            raise ValueError("its manifest is damaged")
+        entries = tuple(FileEntry(**entry) for entry in numbers["files"])
+        manifest = Manifest(**{**numbers, "files": entries})
     except FileNotFoundError:
         raise ValueError("it has no manifest") from None
-    except ValueError:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise ValueError("its manifest is damaged") from None
-    version = numbers.get("format_version")
-    if version != FORMAT_VERSION:
-        raise ValueError(f"its format version is {version}, this project reads {FORMAT_VERSION}")
-    entries = tuple(FileEntry(**entry) for entry in numbers["files"])
     for entry in entries:
         file = path / entry.name
         if not file.is_file():
@@ -97,7 +112,17 @@ def read_checkpoint(path: Path, *, verify: bool) -> Checkpoint:
             raise ValueError(f"{entry.name} has {file.stat().st_size} bytes, expected {entry.size}")
         if verify and file_sha256(file) != entry.sha256:
             raise ValueError(f"the checksum of {entry.name} is wrong")
-    return Checkpoint(path, Manifest(**{**numbers, "files": entries}))
+    return Checkpoint(path, manifest)
+
+
+def _check_format(version: object) -> None:
+    if version == FORMAT_VERSION:
+        return
+    is_newer = isinstance(version, int) and version > FORMAT_VERSION
+    raise (NewerFormat if is_newer else ValueError)(
+        f"its format version is {version}, this project reads {FORMAT_VERSION}: "
+        "go on with the version of the project that wrote it, or give another run_dir"
+    )
 
 
 def list_checkpoints(root: Path) -> list[Path]:

@@ -8,6 +8,8 @@
 #   RDZV_ID           name of this run, the same on all machines (default: the project's name)
 #   NPROC_PER_NODE    processes on this machine (default: the visible GPUs, or 1)
 #   OMP_NUM_THREADS   CPU threads of each process (default: the CPUs, shared out)
+#   MAX_RESTARTS      how often all processes are started again after a failure (default: 0)
+#   TORCH_ELASTIC_SHUTDOWN_TIMEOUT   seconds to save in after a signal (default: 600)
 set -euo pipefail
 
 package=demo
@@ -35,18 +37,31 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
+# Signals reach the processes, which save and leave: torchrun waits so long before it kills them.
+torchrun_file=$(python -c 'from importlib.util import find_spec; print(find_spec("torch").origin)')
+options=()
+if grep -q "signals.to.handle" "${torchrun_file%/*}/distributed/run.py"; then
+  options+=(--signals-to-handle "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+fi
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
+
 nodes=${NNODES:-1}
 if ((nodes > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
   echo "NNODES=$nodes needs RDZV_ENDPOINT=HOST:PORT of one machine, the same on all of them" >&2
   exit 2
 fi
 
+# A restart would meet addresses in the launcher's store that the processes before have left there.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
+
 # The time-outs, in seconds: how long to wait for the other machines, and for an answer.
 exec torchrun \
   --nnodes "$nodes" \
   --nproc-per-node "$processes" \
+  --max-restarts "${MAX_RESTARTS:-0}" \
   --rdzv-backend c10d \
   --rdzv-id "${RDZV_ID:-$package}" \
   --rdzv-endpoint "${RDZV_ENDPOINT:-localhost:29500}" \
   --rdzv-conf join_timeout=300,read_timeout=60 \
+  ${options[@]+"${options[@]}"} \
   -m "$package.train" "$@"

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -32,11 +32,16 @@ class Outcome:
 
 
 def outcomes(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 60.0,
+    stopped: Collection[int] = (),
 ) -> list[Outcome]:
     """Call `function(init_method, *args)` on `world_size` ranks; what became of each, by rank.
 
-    The function must be importable by its name. `init_method` is for `train.main`.
+    The function must be importable by its name. `init_method` is for `train.main`. Ranks that are
+    `stopped` stand still for good: they are killed when all others have ended, as a launcher does.
     """
     context = _forkserver()
     with tempfile.TemporaryDirectory() as directory:
@@ -48,7 +53,8 @@ def outcomes(
         ]
         for process in ranks:
             process.start()
-        _wait(ranks, timeout_s)
+        _wait([r for n, r in enumerate(ranks) if n not in stopped], timeout_s)
+        _wait(ranks, 0.0)
         return [_outcome(Path(directory), rank, process) for rank, process in enumerate(ranks)]
 
 
@@ -101,8 +107,11 @@ def _rank(
     try:
         value = function(f"file://{directory}/rendezvous", *args)
         (directory / f"{rank}.pickle").write_bytes(pickle.dumps(value))
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        if not isinstance(error.code, str):
+            raise
+        print(error.code, file=sys.stderr, flush=True)
+        os._exit(1)  # as below
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -8,6 +8,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from .. import train
 from ..config import Config
+from ..engine import state
 from ..engine.optim import lr_at
 from ..engine.reading import read_part
 from ..engine.sampler import epoch_order
@@ -69,7 +70,8 @@ def note_scales() -> list[float]:
         scales.append(job.state.scaler.get_scale())
         return numbers
 
-    put(train, train_step=noted, GradScaler=partial(GradScaler, growth_interval=3))
+    put(train, train_step=noted)
+    put(state, GradScaler=partial(GradScaler, growth_interval=3))
     return scales
 
 

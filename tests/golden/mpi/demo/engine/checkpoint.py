@@ -1,11 +1,9 @@
-"""Engine: a checkpoint is complete or it is not there. Commit, choice, retention.
+"""Engine: a checkpoint is complete or it is not there. Commit and retention.
 
 Everything is written to a temporary directory beside the final place and flushed, the manifest
 last; then the directory is renamed, which is atomic on one file system.
 """
 
-import itertools
-import json
 import logging
 import math
 import os
@@ -15,23 +13,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch.distributed import ProcessGroup
 
 from .distributed import World, gather
-from .launch import Refused
+from .gradient import NonFiniteGradient
+from .launch import FailedTogether
 from .manifest import (
-    Checkpoint,
     FileEntry,
     Manifest,
     best,
     file_sha256,
     list_checkpoints,
+    manifest_text,
     read_checkpoint,
     step_path,
 )
-from .rundir import sync_directory
+from .pulse import DONE
+from .rundir import atomic_write_text, sync_directory
 from .sampler import order_digest
 from .state import Job
 
@@ -77,7 +78,7 @@ def temporary_path(root: Path, step: int) -> Path:
 def seal(temporary: Path, manifest: Manifest) -> None:
     """Flush the files of a checkpoint to the disk, then write the manifest that lists them."""
     entries = [asdict(describe_file(path)) for path in sorted(temporary.iterdir())]
-    text = json.dumps({**asdict(manifest), "files": entries}, indent=2)
+    text = manifest_text({**asdict(manifest), "files": entries})
     with (temporary / "manifest.json").open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -93,12 +94,17 @@ def describe_file(path: Path) -> FileEntry:
 
 
 def publish(temporary: Path) -> Path:
-    """Give a sealed checkpoint its name: from now on it is there."""
+    """Give a sealed checkpoint its name: from now on it is there.
+
+    One that has the name already goes: it was damaged, and passed over at the start, or its step
+    was evaluated late. A crash between the two leaves the new one whole, and `sweep` names it.
+    """
     final = temporary.with_suffix("")
-    if final.exists():  # damaged, and therefore passed over at the start
-        remove(final)
+    replaced = unname(final) if final.exists() else None
     temporary.rename(final)
     sync_directory(final.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced)
     return final
 
 
@@ -120,113 +126,60 @@ def commit(root: Path, manifest: Manifest, write_files: Callable[[Path], object]
         raise
 
 
+class NotWritten(FailedTogether, OSError):
+    """A checkpoint could not be written, on one rank or on more."""
+
+    def __init__(self, words: str, rank: int) -> None:
+        """Name the first rank that could not write."""
+        super().__init__(words)
+        self.rank = rank
+
+
+class _Finishes(Protocol):
+    def finish(self) -> None: ...
+
+
+@contextmanager
+def finishing(checkpointer: _Finishes) -> Iterator[None]:
+    """At the end of the block the save in flight is waited for. Collective.
+
+    Also where no step can be taken, which is so on all ranks. After any other error the others
+    may be gone, and it is left alone.
+    """
+    try:
+        yield
+    except NonFiniteGradient:
+        checkpointer.finish()
+        raise
+    checkpointer.finish()
+
+
 @contextmanager
 def agreed_write(world: World, step: int, group: ProcessGroup | None) -> Iterator[None]:
     """What fails to be written on one rank is an error on all. Collective, on `group`."""
-    problem = None
+    world.pulse.at("saving")
+    problem: str | None = None
+    cause: Exception | None = None
     try:
         yield
     except OSError as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem, cause = f"{type(error).__name__}: {error}", error
     except RuntimeError as error:  # torch.save reports a full disk so
-        problem = str(error).splitlines()[0]
+        problem, cause = str(error).splitlines()[0], error
+    world.pulse.at("saving", DONE)
     for rank, text in enumerate(gather(world, problem, group)):
         if text is not None:
             where = f" on rank {rank}" if rank else ""
-            raise OSError(f"the checkpoint of step {step} was not written{where}: {text}")
+            words = f"the checkpoint of step {step} was not written{where}: {text}"
+            raise NotWritten(words, rank) from cause
 
 
-def remove(path: Path) -> None:
-    """Remove a checkpoint. Renamed first, so that a crash leaves no part under its name."""
+def unname(path: Path) -> Path:
+    """Rename a checkpoint that goes, so that a crash leaves no part under its name."""
     doomed = path.with_name(f"{path.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def readable(root: Path, *, verify: bool) -> Iterator[Checkpoint]:
-    """The complete checkpoints, newest first; says which others were passed over, and why."""
-    for path in list_checkpoints(root):
-        try:
-            yield read_checkpoint(path, verify=verify)
-        except ValueError as error:
-            logger.warning("passed over checkpoint %s: %s", path.name, error)
-
-
-def newest(root: Path) -> Checkpoint | None:
-    """The newest complete checkpoint; says which newer ones were passed over, and why.
-
-    Raises:
-        Refused: there are checkpoints, and none is complete: a fresh start would bury them.
-    """
-    found = next(readable(root, verify=True), None)
-    if found is None:
-        refuse_to_bury(root)
-    return found
-
-
-def refuse_to_bury(root: Path) -> None:
-    """Stop a run that would start afresh among checkpoints that can't be read.
-
-    Raises:
-        Refused: there are some.
-    """
-    if found := list_checkpoints(root):
-        raise Refused(
-            f"resume: expected a complete checkpoint in {root}, got {len(found)} that can't be "
-            "read (the log says why): give another run_dir, or remove them"
-        )
-
-
-def refuse_any(root: Path) -> None:
-    """Stop a run that must not resume where the next start would take old checkpoints for its own.
-
-    Raises:
-        Refused: there are some.
-    """
-    if found := list_checkpoints(root):
-        raise Refused(
-            f"resume: expected a run_dir without checkpoints for never, got {found[0]} and "
-            "maybe more: give another run_dir, or remove them"
-        )
-
-
-def read_named(path: Path) -> Checkpoint:
-    """The checkpoint that a path names.
-
-    Raises:
-        Refused: it is not complete.
-    """
-    try:
-        return read_checkpoint(path, verify=True)
-    except ValueError as error:
-        raise Refused(f"resume: expected a complete checkpoint, got {path}: {error}") from None
-
-
-def choose(root: Path, resume: str) -> Checkpoint | None:
-    """The checkpoint that `resume` means: `auto`, `never` or a path. Rank 0 decides for all.
-
-    Raises:
-        Refused: no checkpoint there is complete, or `never` where there are checkpoints.
-    """
-    if resume == "auto":
-        return newest(root)
-    if resume == "never":
-        refuse_any(root)
-        return None
-    chosen = read_named(Path(resume))
-    set_aside(root, chosen.manifest.step)
-    return chosen
-
-
-def set_aside(root: Path, step: int) -> None:
-    """Rename checkpoints after a step: a run that goes back to it must not meet them again."""
-    for path in list_checkpoints(root):
-        if int(path.name.removeprefix("step_")) > step:
-            names = (path.with_name(f"{path.name}.aside{n}") for n in itertools.count(1))
-            aside = next(name for name in names if not name.exists())
-            path.rename(aside)
-            logger.warning("set aside as %s: the run goes back to step %d", aside.name, step)
+    return doomed
 
 
 def retain(root: Path, keep: Keep) -> None:
@@ -246,6 +199,6 @@ def retain(root: Path, keep: Keep) -> None:
     for checkpoint in complete[keep.newest :]:
         if checkpoint is top or checkpoint.path.resolve() == resumed_from:
             continue
-        remove(checkpoint.path)
+        shutil.rmtree(unname(checkpoint.path))
     if top is not None:
-        (root / "best.txt").write_text(f"{top.path.name}\n", encoding="utf-8")
+        atomic_write_text(root / "best.txt", f"{top.path.name}\n")

@@ -3,19 +3,22 @@
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..config import Config
+from ..config import Config, OptimConfig
+from . import optim
 from .distributed import World
 from .launch import Refused
-from .levers import memory_format
+from .levers import memory_format, place
+from .pulse import Pulse
 from .sampler import Plan
+from .stop import Stop
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +40,15 @@ class Progress:
     """Samples consumed in all."""
     skipped: int = 0
     """Windows that gave no step: no finite gradient, or no targets."""
+    nonfinite: int = 0
+    """Windows without a finite gradient since the last step."""
     evaluated_step: int = 0
     """The last step that was evaluated."""
+
+    def advance(self) -> None:
+        """Count an optimizer step that was taken."""
+        self.step += 1
+        self.nonfinite = 0
 
     def consume(self, num_samples: int, epoch_size: int) -> None:
         """Account for one window, whether it gave a step or not."""
@@ -58,6 +68,18 @@ class TrainState:
     ema: AveragedModel
     """Averaged weights; its buffers are copies of the model's."""
     progress: Progress = field(default_factory=Progress)
+
+    @classmethod
+    def of(cls, module: nn.Module, config: Config, device: torch.device) -> "TrainState":
+        """What trains a new model, which moves to the device in the configured type."""
+        module = place(module, config, device)
+        return cls(
+            module=module,
+            optimizer=optim.build_optimizer(module, config.optim),
+            ema=AveragedModel(
+                module, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)
+            ).requires_grad_(False),
+        )
 
     def parts(self) -> Parts:
         """The tensors, under plain names: `model` loads strictly with `load_state_dict`."""
@@ -132,7 +154,7 @@ class TrainState:
         return [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def _load_optimizer(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Fill the optimizer.
+        """Fill the optimizer. What `OptimConfig` has a field for stays as it is configured now.
 
         Raises:
             ValueError: it belongs to other parameters, or to another number of groups.
@@ -144,9 +166,11 @@ class TrainState:
             if name not in indices:
                 raise ValueError(f"the optimizer has no parameter {name}")
             state.setdefault(indices[name], {})[key] = value
+        configured = {setting.name for setting in fields(OptimConfig)} - {"lr"}  # set at each step
         groups = self.optimizer.state_dict()["param_groups"]
         for group, saved in zip(groups, numbers["optimizer_groups"], strict=True):
-            for key, value in saved.items():
+            kept = {key: value for key, value in saved.items() if key not in configured}
+            for key, value in kept.items():
                 # JSON knows no tuples, such as Adam's betas.
                 group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -162,6 +186,12 @@ class Job:
     state: TrainState
     model: nn.Module
     """`state.module` as wrapped by DDP: training forwards go through it, evaluation does not."""
+    stop: Stop = field(default_factory=Stop)
+
+    @property
+    def pulse(self) -> Pulse:
+        """What this process is doing."""
+        return self.world.pulse
 
     @property
     def dtype(self) -> torch.dtype:

@@ -16,20 +16,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from .checkpoint import (
-    Keep,
-    agreed_write,
-    choose,
-    describe,
-    prepare,
-    publish,
-    retain,
-    seal,
-    temporary_path,
-)
+from ..config import Config
+from .changes import check_changes
+from .checkpoint import Keep, agreed_write, describe, prepare, publish, retain, seal, temporary_path
+from .choice import choose, go_back
 from .disks import disk_leaders
 from .distributed import World, agreed, from_rank, patient_group
 from .launch import Refused
+from .leftovers import sweep
 from .manifest import Checkpoint, Manifest
 from .reading import part_names, read_part
 from .state import Job, Parts, TrainState
@@ -55,9 +49,14 @@ class Checkpointer:
                     f"run_dir: expected a directory that all ranks share, got {root}, of which "
                     f"rank {rank} does not see rank 0's files"
                 )
+        sweep(root, world, owns=world.is_main)
 
-    def restore(self, resume: str, state: TrainState) -> Checkpoint | None:
+    def restore(
+        self, resume: str, state: TrainState, config: Config | None = None
+    ) -> Checkpoint | None:
         """Load what `resume` means into the state; none where there is nothing. Collective.
+
+        With `config`, only what may be resumed with these settings.
 
         Every rank reads all tensors, so it does not matter how many ranks wrote them.
 
@@ -68,12 +67,16 @@ class Checkpointer:
         with agreed(self.world):
             if self.world.is_main:
                 checkpoint = choose(self.root, resume)
+            if checkpoint is not None and config is not None:
+                check_changes(checkpoint, config)
         checkpoint = from_rank(self.world, checkpoint)
         if checkpoint is None:
             return None
         with agreed(self.world):
             parts = {name: read_part(checkpoint, name) for name in part_names(checkpoint)}
             state.load(parts, checkpoint.manifest.numbers, checkpoint.manifest.progress)
+        if self.world.is_main:
+            go_back(self.root, resume, checkpoint.manifest.step)
         self._keep = Keep(self._keep.newest, checkpoint.path)
         return checkpoint
 

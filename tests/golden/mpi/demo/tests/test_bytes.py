@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import task
 from ..config import Config
 from ..engine import keyed
-from ..engine.checkpoint import newest
+from ..engine.choice import newest
 from ..engine.metrics import Metrics
 from ..engine.reading import read_part
 from ..model import Block, ByteGPT, build_model

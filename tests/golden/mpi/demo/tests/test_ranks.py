@@ -160,9 +160,10 @@ def test_parameter_without_gradient_where_that_is_meant(
         assert torch.equal(ranks[0].parameters["extra.weight"], before)
 
 
-def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str) -> None:
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradient_that_is_not_finite_is_skipped_alike(run_dir: str, world_size: int) -> None:
     config = set_config(CONFIG, run_dir=run_dir)
-    ranks = values(run_training, 2, config, Toy(bad_sample=40).use)
+    ranks = values(run_training, world_size, config, Toy(bad_sample=40).use)
     assert_same_weights(ranks)
     for rank in ranks:
         assert (rank.progress["step"], rank.progress["skipped"]) == (NUM_STEPS - 1, 1)
@@ -180,7 +181,8 @@ def test_gradient_that_is_not_finite_can_end_the_run(run_dir: str) -> None:
     config = set_config(CONFIG, run_dir=run_dir, on_nonfinite="stop", save_every=1)
     ranks = outcomes(run_training, 2, config, use_bad_end)
     assert [rank.exit_code for rank in ranks] == [1, 1]
-    assert all("step 3 can't be taken: the norm of its gradient is" in r.output for r in ranks)
+    assert "step 3 can't be taken: the norm of its gradient is" in ranks[0].output
+    assert "rank 1 left because rank 0 failed at step 3 in optimizer" in ranks[1].output
     checkpoints = os.listdir(f"{run_dir}/checkpoints")
     assert sorted(checkpoints)[-1] == "step_00000002"
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from ..engine.checkpoint import newest
+from ..engine.choice import newest
 from ..engine.launch import Refused
 from ..engine.manifest import read_checkpoint
 from ..engine.reading import part_names, read_part

@@ -4,6 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from .launch import FailedTogether
+
+
+class NonFiniteGradient(FailedTogether, FloatingPointError):
+    """No step can be taken from here, on any rank: the reduced gradient is everybody's."""
+
 
 def nominal_count(global_batch_size: int, world_size: int, targets_per_sample: int | None) -> float:
     """What each rank's loss sum is divided by before its backward.

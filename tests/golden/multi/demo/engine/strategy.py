@@ -13,26 +13,16 @@ from pathlib import Path
 
 import torch
 
-from .checkpoint import (
-    Keep,
-    agreed_write,
-    describe,
-    prepare,
-    publish,
-    read_named,
-    readable,
-    refuse_any,
-    refuse_to_bury,
-    retain,
-    seal,
-    set_aside,
-    temporary_path,
-)
+from ..config import Config
+from .changes import check_changes
+from .checkpoint import Keep, agreed_write, describe, prepare, publish, retain, seal, temporary_path
+from .choice import go_back, read_named, readable, refuse_any, refuse_to_bury
 from .ddp import rank0_buffers
 from .digest import digest
 from .disks import disk_leaders
 from .distributed import World, agreed, broadcast_tensors, from_rank, gather, patient_group
 from .launch import Refused
+from .leftovers import sweep
 from .manifest import Checkpoint, read_checkpoint
 from .reading import part_names, read_part
 from .state import Job, TrainState
@@ -49,9 +39,14 @@ class Checkpointer:
         self._group = patient_group(world)
         self._leaders = disk_leaders(world, root)
         self._leads = self._leaders[world.rank] == world.rank
+        sweep(root, world, owns=self._leads)
 
-    def restore(self, resume: str, state: TrainState) -> Checkpoint | None:
+    def restore(
+        self, resume: str, state: TrainState, config: Config | None = None
+    ) -> Checkpoint | None:
         """Load what `resume` means into the state; none where there is nothing. Collective.
+
+        With `config`, only what may be resumed with these settings.
 
         A rank whose disk holds nothing gets what another one has read.
 
@@ -65,6 +60,8 @@ class Checkpointer:
             return None
         parts = None
         with agreed(self.world):
+            if held is not None and config is not None:
+                check_changes(held, config)
             if held is not None:
                 parts = {name: read_part(held, name) for name in part_names(held)}
         checkpoint = from_rank(self.world, held, holders[0])
@@ -77,6 +74,8 @@ class Checkpointer:
             assert parts is not None
             state.load(parts, checkpoint.manifest.numbers, checkpoint.manifest.progress)
         self._restore_buffers(held, state)
+        if self._leads:
+            go_back(self.root, resume, checkpoint.manifest.step)
         self._keep = Keep(self._keep.newest, held.path if held else None)
         return checkpoint
 
@@ -134,14 +133,10 @@ class Checkpointer:
             path = found.get(step)
             paths = gather(self.world, path if path and is_whole(path) else None)
             if all(paths[rank] for rank in filled):
-                return self._take(paths[self._leaders[self.world.rank]], step, resume)
+                taken = paths[self._leaders[self.world.rank]]
+                return read_checkpoint(taken, verify=False) if taken else None
         words = "; ".join(f"rank {rank} has {steps}" for rank, steps in filled.items())
         raise Refused(f"resume: expected a step that is whole on every disk with any, got {words}")
-
-    def _take(self, path: Path | None, step: int, resume: str) -> Checkpoint | None:
-        if self._leads and resume != "auto":
-            set_aside(self.root, step)
-        return read_checkpoint(path, verify=False) if path else None
 
     def _restore_buffers(self, held: Checkpoint | None, state: TrainState) -> None:
         """Each rank's own buffers, wherever they lie; where nobody saved them, rank 0's stay."""

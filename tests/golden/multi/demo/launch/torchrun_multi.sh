@@ -8,6 +8,8 @@
 #   RDZV_ID           name of this run, the same on all machines (default: the project's name)
 #   NPROC_PER_NODE    processes on this machine (default: the visible GPUs, or 1)
 #   OMP_NUM_THREADS   CPU threads of each process (default: the CPUs, shared out)
+#   MAX_RESTARTS      how often all processes are started again after a failure (default: 0)
+#   TORCH_ELASTIC_SHUTDOWN_TIMEOUT   seconds to save in after a signal (default: 600)
 set -euo pipefail
 
 package=demo
@@ -31,9 +33,22 @@ fi
 threads=$(($(getconf _NPROCESSORS_ONLN) / processes))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 
+# PyTorch's record of the latest collectives, for a run that stands still; see the watchdog.
+export TORCH_FR_BUFFER_SIZE=${TORCH_FR_BUFFER_SIZE:-2000}
+export TORCH_FR_DUMP_TEMP_FILE=${TORCH_FR_DUMP_TEMP_FILE:-${TMPDIR:-/tmp}/nccl_trace_rank_}
+export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
+
 # The package is found from any working directory, installed or not.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+
+# Signals reach the processes, which save and leave: torchrun waits so long before it kills them.
+torchrun_file=$(python -c 'from importlib.util import find_spec; print(find_spec("torch").origin)')
+options=()
+if grep -q "signals.to.handle" "${torchrun_file%/*}/distributed/run.py"; then
+  options+=(--signals-to-handle "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+fi
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
 
 nodes=${NNODES:-1}
 if ((nodes > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
@@ -41,12 +56,17 @@ if ((nodes > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
   exit 2
 fi
 
+# A restart would meet addresses in the launcher's store that the processes before have left there.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
+
 # The time-outs, in seconds: how long to wait for the other machines, and for an answer.
 exec torchrun \
   --nnodes "$nodes" \
   --nproc-per-node "$processes" \
+  --max-restarts "${MAX_RESTARTS:-0}" \
   --rdzv-backend c10d \
   --rdzv-id "${RDZV_ID:-$package}" \
   --rdzv-endpoint "${RDZV_ENDPOINT:-localhost:29500}" \
   --rdzv-conf join_timeout=300,read_timeout=60 \
+  ${options[@]+"${options[@]}"} \
   -m "$package.train" "$@"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
+from ..config import Config
 from ..engine.distributed import World
 from ..engine.launch import Refused
-from ..engine.loader import BatchStream, check_datasets, to_device
+from ..engine.loader import BatchStream, build_loaders, check_datasets, to_device
+from ..engine.sampler import Plan, epoch_order
 from .parts import Drawn, build_both, rows_of
+from .scenario import set_config
 
 
 class Slow(Drawn):
@@ -32,6 +36,40 @@ def test_evaluations_see_the_same_data_each_time_and_not_that_of_the_training() 
     assert first == second
     trained = sorted(rows_of(list(train_loader)))
     assert all(a[0] == b[0] and a[1:] != b[1:] for a, b in zip(first, trained, strict=True))
+
+
+class Counted(Drawn):
+    """A million samples, which are counted."""
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.loaded.append(index)
+        return torch.tensor([index])
+
+
+def time_to_first_batch(position: int) -> float:
+    """Seconds to the first batch of an epoch of a million samples, from a position in it."""
+    data = Counted()
+    config = set_config(Config(), data__num_workers=0)
+    plan = Plan(len(data), 64, 16, 1)
+    train_loader, _ = build_loaders((data, data), None, config, plan, World())
+    start = time.perf_counter()
+    batch = next(BatchStream(train_loader, 3, position))
+    elapsed_s = time.perf_counter() - start
+    order = epoch_order(config.seed, 3, len(data))[position : position + 16].tolist()
+    assert batch.flatten().tolist() == data.loaded == order, "no other sample was loaded"
+    return elapsed_s
+
+
+def test_first_batch_comes_as_soon_late_in_an_epoch() -> None:
+    pairs = [(time_to_first_batch(0), time_to_first_batch(900_000)) for _ in range(5)]
+    early, late = (median(times) for times in zip(*pairs, strict=True))
+    assert late < 5 * early  # reading what is passed over would take hundreds of times as long
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
