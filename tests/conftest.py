@@ -25,8 +25,14 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 
-# Minutes each, by a part of their names.
-_LONG = ("passes_its_own_tests", "mypy_is_content", "pairs_end", "again_and_again")
+# Half a minute or more each, by a part of their names.
+_LONG = (
+    "passes_its_own_tests",
+    "mypy_is_content",
+    "without_a_fault",
+    "compiler is not tried",
+    "again_and_again",
+)
 
 # What rendered projects and their tests import.
 _IMPORTED = (
