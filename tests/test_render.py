@@ -129,6 +129,7 @@ FILES: dict[str, Predicate] = {
     "P/tests/test_rundir.py": _always,
     "P/tests/test_sampler.py": _always,
     "P/tests/test_saving.py": _always,
+    "P/tests/test_standstill.py": _always,
     "P/tests/test_strategy.py": _always,
     "P/tests/test_tracker.py": lambda a: a["tracker"] != "none",
     "P/tests/test_watchdog.py": _always,
