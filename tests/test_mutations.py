@@ -503,7 +503,7 @@ MUTATIONS = [
     ),
     mutation(
         "a rank that waits for one that works stands still",
-        "test_watchdog.py::test_long_evaluation_and_long_save_are_no_standstill",
+        "test_standstill.py::test_long_evaluation_and_long_save_are_no_standstill",
         *("engine/watchdog.py", "return min([own, *others])", "return own"),
     ),
     mutation(
