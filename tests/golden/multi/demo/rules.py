@@ -69,6 +69,7 @@ CHANGES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "on_nonfinite",
             "max_nonfinite_steps",
             "timeout_s",
+            "watchdog_s",
             "data.num_workers",
             "data.prefetch_factor",
             "data.multiprocessing_context",

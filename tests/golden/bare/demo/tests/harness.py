@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -32,16 +32,11 @@ class Outcome:
 
 
 def outcomes(
-    function: Callable[..., Any],
-    world_size: int,
-    *args: Any,
-    timeout_s: float = 60.0,
-    stopped: Collection[int] = (),
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0
 ) -> list[Outcome]:
     """Call `function(init_method, *args)` on `world_size` ranks; what became of each, by rank.
 
-    The function must be importable by its name. `init_method` is for `train.main`. Ranks that are
-    `stopped` stand still for good: they are killed when all others have ended, as a launcher does.
+    The function must be importable by its name. `init_method` is for `train.main`.
     """
     context = _forkserver()
     with tempfile.TemporaryDirectory() as directory:
@@ -53,8 +48,7 @@ def outcomes(
         ]
         for process in ranks:
             process.start()
-        _wait([r for n, r in enumerate(ranks) if n not in stopped], timeout_s)
-        _wait(ranks, 0.0)
+        _wait(ranks, timeout_s)
         return [_outcome(Path(directory), rank, process) for rank, process in enumerate(ranks)]
 
 

@@ -7,6 +7,7 @@ works does not stand still. Compiling counts as progress.
 import faulthandler
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -192,7 +194,14 @@ class Watchdog:
             deadline = time.monotonic() + 5.0 + 3 * self.every_s
             while not self._is_told() and time.monotonic() < deadline:
                 time.sleep(self.tick_s)  # a launcher ends all ranks as soon as one has left
+        for rank in self._silent(beats):
+            kill_sibling(beats[rank])
         self._leave("")
+
+    def _silent(self, beats: dict[int, Beat]) -> list[int]:
+        """The ranks whose watchdogs say nothing: stopped, or Python's lock is held."""
+        quiet_s = max(0.7 * (self.limit_s or 0.0), 3 * self.every_s)
+        return [rank for rank, beat in sorted(beats.items()) if self.silent_s(beat) > quiet_s]
 
     def _is_told(self) -> bool:
         """Whether another rank has written the report."""
@@ -215,10 +224,7 @@ class Watchdog:
 
     def _report(self, beats: dict[int, Beat], stood_s: float) -> tuple[str, str]:
         """Who is behind, in one line, and the table of all ranks."""
-        limit_s = self.limit_s or 0.0
-        silent = {rank: self.silent_s(beat) for rank, beat in beats.items()}
-        quiet_s = max(0.7 * limit_s, 3 * self.every_s)
-        dead = [rank for rank in sorted(beats) if silent[rank] > quiet_s]
+        dead = self._silent(beats)
         behind = dead or behind_all(beats)
         how = "says nothing any more, last seen" if dead else "is behind,"
         words = "; ".join(f"rank {rank} {how} {beats[rank]}" for rank in behind)
@@ -227,7 +233,7 @@ class Watchdog:
         first = f"no rank made progress for {stood_s:.0f} s: {words}"
         lines = [f"{PACKAGE}: {first}", "rank  host                  unchanged  place"]
         for rank, beat in sorted(beats.items()):
-            still_s = beat.still_s + silent[rank]
+            still_s = beat.still_s + self.silent_s(beat)
             line = f"{rank:4}  {beat.host:20.20}  {still_s:7.1f} s  {beat}"
             if rank in dead:
                 line += f" (process {beat.pid} says nothing: stopped, or Python's lock is held)"
@@ -265,6 +271,15 @@ def flight_recorder() -> Callable[[], bytes] | None:
         return None
     dump: Callable[[], bytes] | None = getattr(c10d, "_dump_nccl_trace", None)
     return dump
+
+
+def kill_sibling(beat: Beat) -> None:
+    """Kill a rank of the same launcher on this machine: stopped, it would hold the launcher up."""
+    with suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{beat.pid}/stat").read_text(encoding="utf-8")
+        parent = int(stat.rpartition(")")[2].split()[1])
+        if beat.host == socket.gethostname() and parent == os.getppid():
+            os.kill(beat.pid, signal.SIGKILL)
 
 
 def behind_all(beats: dict[int, Beat]) -> list[int]:

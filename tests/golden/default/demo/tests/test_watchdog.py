@@ -1,226 +1,26 @@
-"""Engine: a run that stands still ends, and says which rank is behind; one that works goes on."""
+"""Engine: what the watchdog takes for progress; how ranks see each other without a collective."""
 
-import ctypes
-import os
-import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore
 
-from .. import train
-from ..config import Config
-from ..engine import checkpoint, watchdog
-from ..engine.beats import Beat, StoreBoard
+from ..engine import watchdog
+from ..engine.beats import Beat, FileBoard, StoreBoard
+from ..engine.pulse import Pulse, place
 from ..engine.rundir import RunDir
-from ..engine.signs import is_in_compiler
+from ..engine.signs import bytes_growing, bytes_moved, is_in_compiler
+from ..engine.state import Progress
 from ..engine.watchdog import Watchdog
-from .harness import Outcome, outcomes, values
+from .harness import outcomes, values
 from .parts import joined
-from .scenario import run_training, set_config
-from .toy import Toy, ToyData, put
-
-CONFIG = set_config(
-    Config(),
-    device="cpu",
-    epochs=1,
-    max_steps=4,
-    data__num_workers=0,
-    timeout_s=40.0,
-    watchdog_s=3.0,
-    global_batch_size=12,
-    micro_batch_size=2,
-)
-
-
-def is_rank(number: int) -> bool:
-    return os.environ["RANK"] == str(number)
-
-
-def sleep_in_data(number: int) -> None:
-    """Let a rank sleep while it loads a sample, in whatever process."""
-    Toy().use()
-    get = ToyData.__getitem__
-    loaded: list[int] = []
-
-    def sleepy(self: ToyData, index: int) -> dict[str, Any]:
-        loaded.append(index)
-        if is_rank(number) and len(loaded) > 15:
-            print("asleep:", os.getpid(), flush=True)
-            time.sleep(600)
-        return get(self, index)
-
-    put(ToyData, __getitem__=sleepy)
-
-
-def act_in_forward(act: Callable[[], object], number: int) -> None:
-    """Do something on a rank in the forward of a later step."""
-    Toy().use()
-    task = vars(train)["task"]
-    loss_sum = task.loss_sum
-    calls: list[int] = []
-
-    def disturbed(*args: Any) -> Any:
-        calls.append(0)
-        if is_rank(number) and len(calls) == 4:
-            act()
-        return loss_sum(*args)
-
-    put(task, loss_sum=disturbed)
-
-
-def sleep() -> None:
-    time.sleep(600)
-
-
-def sleep_in_save(number: int) -> None:
-    Toy().use()
-    if is_rank(number):
-        put(checkpoint, file_sha256=lambda _: sleep())
-
-
-def stop_the_process() -> None:
-    time.sleep(0.7)  # the others hear where it is
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def keep_pythons_lock() -> None:
-    time.sleep(0.7)
-    ctypes.PyDLL(None).sleep(600)
-
-
-def give_up_a_collective(number: int) -> None:
-    """As gloo does after `timeout_s`, which would take longer; the other rank sleeps."""
-    act_in_forward(sleep, number)
-    gradient = vars(train)["gradient"]
-    nominal_count, calls = gradient.nominal_count, iter(range(9))
-
-    def give_up(*args: Any) -> Any:
-        if not is_rank(number) and next(calls) == 2:
-            raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:1] Timed out waiting 1ms")
-        return nominal_count(*args)
-
-    put(gradient, nominal_count=give_up)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A run in which a rank stands still."""
-
-    prepare: Callable[[int], None]
-    number: int
-    """The rank."""
-    phase: str
-    world_size: int = 2
-    num_workers: int = 0
-    can_leave: bool = True
-    """Its watchdog can end it: it is not stopped itself."""
-
-
-CASES = {
-    "data": Case(sleep_in_data, 1, "data"),
-    "loading process": Case(sleep_in_data, 1, "data", num_workers=1),
-    "forward": Case(partial(act_in_forward, sleep), 1, "forward"),
-    "saving": Case(sleep_in_save, 0, "saving"),
-    "collective that is given up": Case(give_up_a_collective, 1, "forward"),
-    "Python's lock": Case(
-        partial(act_in_forward, keep_pythons_lock), 1, "forward", can_leave=False
-    ),
-}
-if hasattr(signal, "SIGSTOP"):
-    stopped = partial(act_in_forward, stop_the_process)
-    CASES["rank 0 stopped"] = Case(stopped, 0, "forward", 3, can_leave=False)
-    CASES["rank 1 stopped"] = Case(stopped, 1, "forward", 3, can_leave=False)
-
-Ends = dict[str, tuple[Path, list[Outcome]]]
-
-
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
-    """How each ended, and its run directory. All at once: what takes long is to do nothing."""
-    paths = {name: tmp_path_factory.mktemp("standstill") / "run" for name in CASES}
-    with ThreadPoolExecutor(len(CASES)) as pool:
-        futures = {
-            name: pool.submit(
-                outcomes,
-                run_training,
-                case.world_size,
-                set_config(CONFIG, run_dir=str(paths[name]), data__num_workers=case.num_workers),
-                partial(case.prepare, case.number),
-                stopped=() if case.can_leave else [case.number],
-            )
-            for name, case in CASES.items()
-        }
-        return {name: (paths[name], future.result()) for name, future in futures.items()}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_rank_that_stands_still_is_named_and_the_run_ends(ends: Ends, name: str) -> None:
-    case, (path, ended) = CASES[name], ends[name]
-    left = [rank for rank in range(case.world_size) if case.can_leave or rank != case.number]
-    assert [ended[rank].exit_code for rank in left] == [1] * len(left), ended
-    report = (path / "logs/stall.txt").read_text()
-    assert sum(rank.output.count(report) for rank in ended) == 1, ended
-    how = "is behind, at step " if case.can_leave else "says nothing any more, last seen at step "
-    assert f"rank {case.number} {how}" in report
-    assert f" in {case.phase}" in report.splitlines()[0]
-    assert len(report.splitlines()) == 3 + case.world_size
-    if name != "collective that is given up":  # one rank finds out there, and the other one hears
-        assert len(list(path.glob("logs/stall-rank*.txt"))) == len(left)
-    for stacks in path.glob("logs/stall-rank*.txt"):
-        assert "in run_training" in stacks.read_text()
-    assert ("failed" in (path / "status.json").read_text()) == (0 in left)
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
-def test_loading_process_that_sleeps_is_not_left_behind(ends: Ends) -> None:
-    _, ended = ends["loading process"]
-    words = ended[1].output.split()
-    pid = words[words.index("asleep:") + 1]
-    for _ in range(50):
-        with suppress(FileNotFoundError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                time.sleep(0.1)
-                continue
-        return
-    pytest.fail(f"process {pid} is still there")
-
-
-def work_slowly() -> None:
-    """Let evaluations and saves of a rank last longer than nothing may move."""
-    Toy(num_valid=96).use()
-    task = vars(train)["task"]
-    metric_sums, steps = task.metric_sums, iter(range(8))
-
-    def slow_metrics(*args: Any) -> Any:
-        if is_rank(0) and next(steps, None) is not None:
-            time.sleep(0.3)
-        return metric_sums(*args)
-
-    def slow_checksum(path: Path) -> str:
-        with path.with_name("growing").open("ab", buffering=0) as file:
-            while file.tell() < 8000:
-                file.write(bytes(1000))
-                time.sleep(0.3)
-        return "0"
-
-    put(task, metric_sums=slow_metrics)
-    put(checkpoint, file_sha256=slow_checksum)
-
-
-def test_long_evaluation_and_long_save_are_no_standstill(run_dir: str) -> None:
-    config = set_config(CONFIG, run_dir=run_dir, max_steps=1, watchdog_s=2.0)
-    values(run_training, 2, config, work_slowly)
-    assert not list((Path(run_dir) / "logs").glob("stall*"))
+from .toy import put
 
 
 def stacks_of_a_compiler(_: str) -> tuple[list[bool], list[bool]]:
@@ -285,3 +85,98 @@ def test_store_that_does_not_answer_holds_nobody_up(run_dir: str) -> None:
     [ended] = outcomes(watch_without_a_store, 1, run_dir, timeout_s=30)
     assert ended.exit_code == 1
     assert "no rank made progress" in ended.output
+
+
+def test_bytes_of_a_save_are_progress(tmp_path: Path) -> None:
+    (tmp_path / "step_00000001.tmp").mkdir()
+    (tmp_path / "step_00000002").mkdir()
+    (tmp_path / "step_00000002/part.bin").write_bytes(bytes(1000))
+    assert bytes_growing(tmp_path) == 0
+    part = tmp_path / "step_00000001.tmp/part.bin"
+    part.write_bytes(bytes(10))
+    assert bytes_growing(tmp_path) == 10
+    before = bytes_moved(threading.main_thread())
+    part.read_bytes()
+    moved = bytes_moved(threading.main_thread()) - before
+    assert moved >= 10 or not Path("/proc/self/io").exists()
+
+
+def test_places_are_in_the_order_in_which_a_run_comes_to_them() -> None:
+    pulse, progress = Pulse(), Progress()
+    pulse.progress = progress
+    places, words = [place(pulse.phase, pulse.step, pulse.number)], [str(pulse)]
+
+    def note() -> None:
+        places.append(place(pulse.phase, pulse.step, pulse.number))
+        words.append(str(pulse))
+
+    for micro in range(2):
+        pulse.at_data()
+        note()
+        pulse.at("forward", micro)
+        note()
+        pulse.at("backward", micro)
+        note()
+    pulse.at("optimizer")
+    note()
+    progress.step = 1
+    for _ in pulse.over("ab"):
+        note()
+    note()
+    pulse.at("saving")
+    note()
+    pulse.at_data()
+    note()
+    assert places == sorted(set(places))
+    assert words == [
+        "in start-up",
+        "at step 1 in data",
+        "at step 1 in forward",
+        "at step 1 in backward",
+        "at step 1 in data of micro-batch 2",
+        "at step 1 in forward of micro-batch 2",
+        "at step 1 in backward of micro-batch 2",
+        "at step 1 in optimizer",
+        "at step 1 in evaluation, batch 1",
+        "at step 1 in evaluation, batch 2",
+        "at step 1 in evaluation, done with its part",
+        "at step 1 in saving",
+        "at step 2 in data",
+    ]
+
+
+def test_boards_bring_beats_from_rank_to_rank(tmp_path: Path) -> None:
+    mine = Beat(1, "node0", 7, "data", 3, 0, 5, still_s=0.5, changed=1.0, written=1.5)
+    store = FileStore(str(tmp_path / "store"), 2)
+    for board in (FileBoard(tmp_path / "heartbeats", 2), StoreBoard(store, 2)):
+        assert board.read() == {}
+        board.post(mine)
+        assert board.read() == {1: mine}
+        board.post(replace(mine, step=4))
+        assert board.read()[1].step == 4
+
+
+def watch_alone(init_method: str, run_dir: str) -> bool:
+    """Stand still, as one of two ranks that share neither a disk nor a store."""
+    with joined(init_method, run_dir=run_dir, watchdog_s=0.2) as job:
+        pair = replace(job, world=replace(job.world, world_size=2))
+        with Watchdog(pair, RunDir(run_dir, pair.world)):
+            time.sleep(1.0)
+    return True
+
+
+def test_rank_that_was_never_heard_of_may_well_work(run_dir: str) -> None:
+    assert values(watch_alone, 1, run_dir) == [True]
+
+
+def orphan(init_method: str, run_dir: str) -> str | None:
+    """Why a rank wants to stop when its launcher goes."""
+    with joined(init_method, run_dir=run_dir, watchdog_s=1.0) as job:
+        job.pulse.parent += 1
+        with Watchdog(job, RunDir(run_dir, job.world)):
+            time.sleep(0.5)
+    return job.stop.reason
+
+
+def test_launcher_that_is_gone_asks_for_a_stop(run_dir: str) -> None:
+    assert values(orphan, 1, run_dir) == ["the launcher is gone on rank 0"]
