@@ -152,7 +152,7 @@ def test_the_reference_has_every_question_and_answer() -> None:
 
 
 def test_the_readme_has_every_question_and_answer() -> None:
-    table: dict[str, set[str]] = {}
+    table = {}
     for question, answers, _ in _rows(README.read_text(), "| question | answers"):
         now, _, later = answers.partition("not yet:")
         table[question.strip("`")] = (re.findall("`(.*?)`", now), re.findall("`(.*?)`", later))
@@ -292,8 +292,8 @@ def test_the_table_of_changes_is_that_of_rules_py(tmp_path: Path) -> None:
     table: dict[str, set[str]] = {}
     for what, settings in _rows(REFERENCE.read_text(), "| what happens | settings |"):
         _, _, words = what.partition(": ")
-        keys = set(re.findall("`(.*?)`", settings)) - {"CHANGEABLE", "model", "data"}
-        table[words] = table.get(words, set()) | keys  # nothing is said where they have no part
+        named: set[str] = set(re.findall("`(.*?)`", settings)) - {"CHANGEABLE", "model", "data"}
+        table.setdefault(words, set()).update(named)  # nothing is said where they have no part
     assert table == expected
 
 
