@@ -115,8 +115,8 @@ class Config:
     """With `skip`, so many windows in a row without a finite gradient end the run as well."""
     timeout_s: float = 600.0
     """Seconds that a rank waits for the others before the run fails."""
-    watchdog_s: float | None = 600.0
-    """Seconds without progress of any rank before the run ends; none: never."""
+    watchdog_s: float | None = 300.0
+    """Seconds without progress of any rank before the run ends; none: never. Below `timeout_s`."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataSettings = field(default_factory=DataSettings)
     optim: OptimConfig = field(default_factory=OptimConfig)
