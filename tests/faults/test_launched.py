@@ -69,6 +69,8 @@ class Case:
     says: str = ""
     """A pattern in what is printed."""
     workers: int = 0
+    patience_s: int = 10
+    """Seconds after a signal that the launcher gives its processes."""
     short: str = ""
     """The strategy with which it belongs to `make test`."""
 
@@ -76,7 +78,9 @@ class Case:
 class Run:
     """A launched training."""
 
-    def __init__(self, project: Path, run_dir: Path, workers: int, fault: str = "") -> None:
+    def __init__(
+        self, project: Path, run_dir: Path, workers: int, fault: str = "", patience_s: int = 10
+    ) -> None:
         """Start it."""
         self.project, self.run_dir = project, run_dir
         self.marks = run_dir.parent
@@ -87,7 +91,7 @@ class Run:
             "NPROC_PER_NODE": "2",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(patience_s),
             **({"FAULT": fault, "FAULT_MARKS": str(self.marks)} if fault else {}),
         }
         self.output = self.marks / ("output of the fault" if fault else "output")
@@ -183,13 +187,26 @@ CASES = [
     Case("SIGTERM in a save", "saving wait 0 4", STOPPED, to_launcher(TERM), 30, short="sharded"),
     Case("SIGTERM with workers", "data wait 1 150", STOPPED, to_all(TERM), 30, workers=2),
     Case("SIGTERM to one rank", "loss wait 0 31", STOPPED, to_rank(1, TERM), 30),
-    Case("SIGUSR1 to the launcher", "loss wait 1 31", STOPPED, to_launcher(USR1), 30),
+    Case(
+        "SIGTERM in a save of 35 s",
+        "saving last 0 4",
+        STOPPED,
+        to_launcher(TERM),
+        70,
+        patience_s=60,
+    ),
+    Case("SIGUSR1 in start-up", "start-up wait 0 1", STOPPED, to_launcher(USR1), 30),
+    Case("SIGUSR1 in loading", "data wait 1 700", STOPPED, to_launcher(USR1), 30),
+    Case("SIGUSR1 in a window", "loss wait 1 31", STOPPED, to_launcher(USR1), 30),
+    Case("SIGUSR1 in evaluation", "evaluation wait 1 2", STOPPED, to_launcher(USR1), 30),
+    Case("SIGUSR1 in a save", "saving wait 0 4", STOPPED, to_launcher(USR1), 30),
     Case("Ctrl-C", "loss wait 1 31", STOPPED, to_all(INT), 30, workers=1, short="per_rank"),
     Case("launcher killed", "loss wait 1 31", STOPPED, to_launcher(KILL), 30, short="sharded"),
     # Failures of one rank. Rank 0 can't say how it ended when it was killed.
     Case("rank 1 killed", "loss kill 1 31", FAILED),
     Case("rank 0 killed", "loss kill 0 31", "", short="per_rank"),
     Case("worker killed", "data kill 1 150", FAILED, says="rank 1", workers=1),
+    Case("start-up raises", "start-up raise 1 1", FAILED, says=r"rank 1.* in start-up"),
     Case("data set raises", "data raise 1 700", FAILED, says=r"rank 1.* in data", short="rank0"),
     Case("worker's data set raises", "data raise 1 150", FAILED, says="rank 1", workers=1),
     Case("model raises", "model raise 1 31", FAILED, says=r"rank 1.* in forward"),
@@ -285,7 +302,7 @@ def test_goes_on_as_if_nothing_had_happened(
 ) -> None:
     expected = straight(strategy)
     project = projects(strategy)
-    faulty = Run(project, tmp_path / "run", case.workers, case.fault)
+    faulty = Run(project, tmp_path / "run", case.workers, case.fault, case.patience_s)
     faulty.wait_for_fault()
     if case.send is not None:
         case.send(faulty)
