@@ -12,7 +12,7 @@ from tests import proof, trainings
 from tests.conftest import Count, Timed
 from tests.rendering import SLUG, Answers, all_answers, render, silent, succeed
 from tests.serving import Server
-from tests.variants import COMPILED, MULTIPLIED, TESTED, VARIANTS, combinations, missing_in
+from tests.variants import MULTIPLIED, ONCE, TESTED, VARIANTS, combinations, missing_in
 
 RANKS = 2
 
@@ -24,7 +24,7 @@ def name_of(answers: Answers) -> str:
 
 def test_the_tested_variants_hold_every_answer_that_a_test_depends_on() -> None:
     assert {key for key, _ in missing_in(TESTED)} <= {"ci"}
-    assert COMPILED in TESTED
+    assert set(ONCE.values()) <= set(TESTED)
 
 
 @pytest.mark.parametrize("name", TESTED)
@@ -34,11 +34,11 @@ def test_a_named_variant_passes_its_own_tests(
     """All that the user gets, with a run through launcher and command line among them."""
     project = render(VARIANTS[name], tmp_path)
     options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temporary'}"]
-    if name != COMPILED:
-        file = project / SLUG / "tests" / "test_compile.py"
+    for file in (project / SLUG / "tests" / file for file in ONCE):
         assert file.exists()
-        options.append(f"--ignore={file}")
-        count(f"named variants that left test_compile.py to {COMPILED}", 1)
+        if ONCE[file.name] != name:
+            options.append(f"--ignore={file}")
+            count("files of tests that a named variant left to another one", 1)
     output = succeed(
         *(sys.executable, "-m", "pytest", *options),
         cwd=project,

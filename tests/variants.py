@@ -60,9 +60,16 @@ VARIANTS: dict[str, Answers] = {
 # project depends on. Other suites are left to `make test-all`.
 TESTED = ("default", "multi", "gloo_fp16", "mpi")
 
-# The only one of these that runs test_compile.py, a minute in the compiler: it has micro-batches
-# and averaged weights.
-COMPILED = "mpi"
+# Files of their tests that take long and depend on little: one variant runs each, the others leave
+# it to that one. What compiles wants micro-batches and averaged weights.
+ONCE = {
+    "test_compile.py": "mpi",
+    "test_changes.py": "mpi",
+    "test_attempts.py": "default",
+    "test_failure.py": "multi",
+    "test_standstill.py": "multi",
+    "test_watchdog.py": "gloo_fp16",
+}
 
 # What changes a step: every combination is trained.
 MULTIPLIED = ("amp", "accumulation", "checkpoint", "ema")
