@@ -123,7 +123,7 @@ def leave_if_refused(argv: Sequence[str] | None, default: str) -> None:
     if not is_restarted():
         return
     run_dir = guess_run_dir(sys.argv[1:] if argv is None else argv, default)
-    if RunDir(run_dir, guess_launch()).was_refused():
+    if RunDir(run_dir, guess_launch()).is_refused():
         raise SystemExit(EXIT_REFUSED)
 
 
@@ -141,8 +141,12 @@ def refuse(error: Refused, run: RunDir) -> NoReturn:
     if run.launch.rank == 0:
         run.mark("refused")
     else:
-        # A launcher ends all ranks as soon as one has left: let rank 0 say why before that.
-        time.sleep(1.0)
+        # A launcher ends all ranks as soon as one has left: let rank 0 say why before that. It is
+        # waited for where its word can be seen, on a loaded machine for some seconds.
+        for _ in range(50):
+            if run.is_refused():
+                break
+            time.sleep(0.1)
     raise SystemExit(EXIT_REFUSED)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 import yaml
 
-from .launch import Launch, Refused, is_restarted, launch_id
+from .launch import Launch, Refused, launch_id
 from .lock import lock_file, lock_owner, unlock_file
 
 PACKAGE = __name__.removesuffix(".engine.rundir")
@@ -128,11 +128,10 @@ class RunDir:
             return content if isinstance(content, dict) else {}
         return {}
 
-    def was_refused(self) -> bool:
-        """Whether this call of the launcher was refused already, before it started anew."""
+    def is_refused(self) -> bool:
+        """Whether rank 0 has written down that this call of the launcher is refused."""
         last = self.last_status()
-        is_same = is_restarted() and last.get("launch") == launch_id()
-        return is_same and last.get("state") == "refused"
+        return last.get("launch") == launch_id() and last.get("state") == "refused"
 
     @contextlib.contextmanager
     def reported(self, progress: Any, stop: Any) -> Iterator[None]:

@@ -82,7 +82,7 @@ def interrupted(place: str, rank: int, names: list[str]) -> Any:
         case "step":
             put(train, train_step=wrap(train.train_step, 5))
         case "window":
-            put(train, forward_loss=wrap(train.forward_loss, 14))
+            put(train, forward_loss=wrap(train.forward_loss, 8))
         case "evaluation":
             put(toys, metric_sums=wrap(toys.metric_sums, 2))
         case "save":

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from .. import generate
 from ..config import Config
 from ..engine.launch import Refused
-from ..engine.manifest import list_checkpoints
+from ..engine.manifest import list_checkpoints, manifest_text
 from ..engine.reading import read_part
 from ..engine.rundir import PACKAGE
 from ..settings import BLOCK_SIZE
@@ -52,10 +53,15 @@ def rate(run_dir: Path, losses: list[float | None]) -> list[Path]:
     """Write these validation losses into the manifests, the newest first; the checkpoints."""
     paths = list_checkpoints(run_dir / "checkpoints")[: len(losses)]
     for path, loss in zip(paths, losses, strict=True):
-        manifest = json.loads((path / "manifest.json").read_text())
-        manifest["valid_loss"] = loss
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        rewrite(path, valid_loss=loss)
     return paths
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change what a checkpoint says of itself."""
+    content = json.loads((path / "manifest.json").read_text())
+    del content["sha256"]
+    (path / "manifest.json").write_text(manifest_text({**content, **changes}))
 
 
 def copy_of(run_dir: Path, dest: Path) -> Path:
@@ -202,9 +208,8 @@ def refused_model(_: str, path: str) -> str:
 
 def test_checkpoint_of_another_model_is_refused(trained: Path, tmp_path: Path) -> None:
     path = list_checkpoints(copy_of(trained, tmp_path) / "checkpoints")[0]
-    manifest = json.loads((path / "manifest.json").read_text())
-    for model in ({"channels": 3}, manifest["config"]["model"] | {"width": 32}):
-        manifest["config"]["model"] = model
-        (path / "manifest.json").write_text(json.dumps(manifest))
+    config = json.loads((path / "manifest.json").read_text())["config"]
+    for model in ({"channels": 3}, config["model"] | {"width": 32}):
+        rewrite(path, config={**config, "model": model})
         (said,) = values(refused_model, 1, str(path))
         assert said.startswith(f"{path} does not fit this model: ")

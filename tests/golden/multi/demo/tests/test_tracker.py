@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -143,15 +144,17 @@ def go_on(init_method: str, run_dir: str, steps: list[int], victim: str = "") ->
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked up as on Linux")
 @pytest.mark.parametrize(
-    ("victim", "exit_code", "warnings", "last"),
-    [("service", 0, 1, 4), ("training", -signal.SIGKILL, 0, 2)],
+    ("victim", "exit_code", "is_said", "last"),
+    [("service", 0, True, 4), ("training", -signal.SIGKILL, False, 2)],
 )
 def test_after_a_kill_a_new_run_has_all_steps(
-    run_dir: str, victim: str, exit_code: int, warnings: int, last: int
+    run_dir: str, victim: str, exit_code: int, is_said: bool, last: int
 ) -> None:
     [killed] = outcomes(go_on, 1, run_dir, [1, 2, 3, 4], victim)
     assert killed.exit_code == exit_code, killed.output
-    assert killed.output.count("wandb gets nothing from step 3 on") == warnings
+    # Which of the next writes meets the closed connection is the system's choice.
+    pattern = "wandb gets nothing from step [34] on|wandb did not end well"
+    assert bool(re.search(pattern, killed.output)) == is_said, killed.output
     steps = list(range(1, last + 3))
     assert [line["step"] for line in read_metrics(run_dir, "train")] == steps[:-2]
     assert not Path(run_dir, "wandb.json").exists()
