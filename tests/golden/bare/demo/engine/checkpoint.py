@@ -157,6 +157,7 @@ def finishing(checkpointer: _Finishes) -> Iterator[None]:
 @contextmanager
 def agreed_write(world: World, step: int, group: ProcessGroup | None) -> Iterator[None]:
     """What fails to be written on one rank is an error on all. Collective, on `group`."""
+    before = world.pulse.phase, world.pulse.number
     world.pulse.at("saving")
     problem: str | None = None
     cause: Exception | None = None
@@ -172,6 +173,7 @@ def agreed_write(world: World, step: int, group: ProcessGroup | None) -> Iterato
             where = f" on rank {rank}" if rank else ""
             words = f"the checkpoint of step {step} was not written{where}: {text}"
             raise NotWritten(words, rank) from cause
+    world.pulse.at(*before)  # an error that waited for the save came up there
 
 
 def unname(path: Path) -> Path:
