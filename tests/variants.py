@@ -66,6 +66,8 @@ ONCE = {
     "test_compile.py": "mpi",
     "test_changes.py": "mpi",
     "test_attempts.py": "default",
+    "test_comm_hook.py": "default",
+    "test_levers.py": "default",
     "test_failure.py": "multi",
     "test_standstill.py": "multi",
     "test_watchdog.py": "gloo_fp16",
