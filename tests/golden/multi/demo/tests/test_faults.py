@@ -90,8 +90,8 @@ def test_kill_at_any_moment_costs_a_few_steps_at_most(run_dir: str) -> None:
         victims = [[0], [1], [0, 1]][number % 3]
         ended = outcomes(run_training, 2, config, partial(killed, toy, number, victims))
         exit_codes = [rank.exit_code for rank in ended]
-        assert all(exit_codes[rank] == -signal.SIGKILL for rank in victims), ended
-        assert None not in exit_codes  # the other one has left by itself
+        assert -signal.SIGKILL in [exit_codes[rank] for rank in victims], ended
+        assert None not in exit_codes  # who was not killed has left by itself
         step = newest_step(run_dir)
         assert step >= before  # a step was complete, and is
         before = step
