@@ -439,6 +439,13 @@ MUTATIONS = [
         *("engine/stop.py", "str(self._window + 1)", "str(self._window)"),
     ),
     mutation(
+        "a rank that heard of a stop takes its own signal for a second one",
+        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        "engine/stop.py",
+        "                self._asked_at = self._looked_at  # this rank's own signal is the same one\n",
+        "",
+    ),
+    mutation(
         "an evaluation that was left counts as done",
         "test_stop.py::test_all_ranks_save_the_same_step_and_leave",
         *("train.py", "    if job.stop.is_agreed:\n        return None\n", ""),

@@ -105,6 +105,7 @@ class Stop:
         if self.reason is None and time.monotonic() - self._looked_at >= _LOOK_S:
             self._looked_at = time.monotonic()
             if store.check([_WANTED]):
+                self._asked_at = self._looked_at  # this rank's own signal is the same one
                 self.reason = store.get(_WANTED).decode()
                 self._is_told = True
         if self.reason is not None and not self._is_told:
