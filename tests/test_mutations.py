@@ -442,8 +442,8 @@ MUTATIONS = [
         "a rank that heard of a stop takes its own signal for a second one",
         "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
         "engine/stop.py",
-        "                self._asked_at = self._looked_at  # this rank's own signal is the same one\n",
-        "",
+        "self._asked_at = self._looked_at  #",
+        "pass  #",
     ),
     mutation(
         "an evaluation that was left counts as done",
