@@ -468,6 +468,16 @@ MUTATIONS = [
         "replaced = shutil.rmtree(final, ignore_errors=True)",
     ),
     mutation(
+        "the data prepared by every process of a machine",
+        "test_prepare.py::test_once_on_each_machine[1-by0]",
+        *("engine/prepare.py", "    if world.local_rank == 0:\n", "    if True:\n"),
+    ),
+    mutation(
+        "the data waited for in a collective, so no longer than its time-out",
+        "test_prepare.py::test_others_wait_longer_than_the_timeout",
+        *("engine/prepare.py", "    while leaders:\n", "    while False:\n"),
+    ),
+    mutation(
         "a restart goes back to the named checkpoint again",
         "test_attempts.py::test_restart_does_not_go_back_again[path]",
         *("engine/attempts.py", '            answer = "auto"\n', "            pass\n"),

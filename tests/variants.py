@@ -70,6 +70,7 @@ ONCE = {
     "test_levers.py": "default",
     "test_failure.py": "multi",
     "test_standstill.py": "multi",
+    "test_prepare.py": "gloo_fp16",
     "test_watchdog.py": "gloo_fp16",
 }
 

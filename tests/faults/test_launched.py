@@ -291,6 +291,20 @@ def straight(shared: Path, projects: Callable[[str], Path]) -> Callable[[str], s
     return end_with
 
 
+@pytest.mark.faults
+def test_two_runs_share_a_machine(
+    projects: Callable[[str], Path], straight: Callable[[str], str], tmp_path: Path
+) -> None:
+    expected = straight(STRATEGIES[0])
+    run_dirs = [tmp_path / name / "run" for name in ("one", "other")]
+    for run_dir in run_dirs:
+        run_dir.parent.mkdir()
+    runs = [Run(projects(STRATEGIES[0]), run_dir, workers=0) for run_dir in run_dirs]
+    for run in runs:
+        assert run.wait(180) == 0, run.text()
+        assert end_of(run.project, run.run_dir) == expected
+
+
 @pytest.mark.parametrize(("strategy", "case"), parameters())
 def test_goes_on_as_if_nothing_had_happened(
     projects: Callable[[str], Path],

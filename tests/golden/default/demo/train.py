@@ -20,13 +20,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import data, task
 from .config import Config, samples_per_forward
-from .engine import attempts, ddp, distributed, gradient, keyed, optim, report
+from .engine import attempts, ddp, distributed, gradient, keyed, optim, prepare, report
 from .engine.checkpoint import finishing
 from .engine.cli import told_how_it_ends
 from .engine.distributed import World, process_group
 from .engine.failure import told
 from .engine.launch import launch_from_environment, run_to_exit
-from .engine.loader import Batch, BatchStream, build_loaders, check_datasets, to_device
+from .engine.loader import Batch, BatchStream, build_loaders, to_device
 from .engine.metrics import Metrics
 from .engine.rundir import RunDir
 from .engine.sampler import Plan
@@ -51,9 +51,7 @@ def main(config: Config, init_method: str = "env://") -> None:
 
 def train(config: Config, world: World, run: RunDir, stop: Stop) -> None:
     """The order of a run: data, model, resume, wrap, then step after step."""
-    with distributed.agreed(world):
-        datasets = data.build_datasets(config.data)
-        check_datasets(*datasets)
+    datasets = prepare.build_datasets(data, config.data, world)
     size = samples_per_forward(config, world.world_size)
     plan = Plan(len(datasets[0]), config.global_batch_size, size, world.world_size)
     state = build_state(config, world)

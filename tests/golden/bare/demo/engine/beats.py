@@ -6,7 +6,6 @@ still. So each is served by a thread that nobody waits for.
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from .launch import restart_count
 from .pulse import Place, place, where
 
 T = TypeVar("T")
@@ -164,8 +164,7 @@ def own_client(store: Store, patience_s: float = 10.0) -> Store:
         client = TCPStore(store.host, store.port, is_master=False, timeout=timeout)
     else:
         client = store
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"faults/{attempt}", client)
+    return PrefixStore(f"faults/{restart_count()}", client)
 
 
 def claim_failure(store: Store, words: str) -> str:

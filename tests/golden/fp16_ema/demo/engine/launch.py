@@ -66,9 +66,14 @@ def launch_from_environment() -> Launch:
     return Launch(rank, local_rank, world_size, local_world_size)
 
 
+def restart_count() -> str:
+    """How often the launcher has started this process again: what it leaves may outlive it."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
 def is_restarted() -> bool:
     """Whether the launcher has started this process again, after one that failed."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return restart_count() != "0"
 
 
 def launch_id() -> str:

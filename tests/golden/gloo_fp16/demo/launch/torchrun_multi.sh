@@ -4,7 +4,7 @@
 # Usage: NNODES=2 RDZV_ENDPOINT=node0:29500 \
 #          launch/torchrun_multi.sh [--config FILE] [--SETTING VALUE …]
 #   NNODES            machines (default: 1)
-#   RDZV_ENDPOINT     HOST:PORT of one machine, a port that all can reach (default: localhost:29500)
+#   RDZV_ENDPOINT     HOST:PORT of one machine, a port that all can reach
 #   RDZV_ID           name of this run, the same on all machines (default: the project's name)
 #   NPROC_PER_NODE    processes on this machine (default: the visible GPUs, or 1)
 #   OMP_NUM_THREADS   CPU threads of each process (default: the CPUs, shared out)
@@ -51,17 +51,27 @@ if ((nodes > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
   exit 2
 fi
 
+# A machine alone meets nobody, and takes a free port.
+meeting=(--standalone)
+if ((nodes > 1)); then
+  id=${RDZV_ID:-$package}
+  # How this machine reaches the one at which all meet. What you have set yourself stays.
+  facts=$(python -m "$package.engine.nodes" "$RDZV_ENDPOINT" "$id") || exit 2
+  read -r address is_host interface <<<"$facts"
+  if [[ -n "$interface" ]]; then
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
+  fi
+  # In seconds: how long to wait for the other machines, and for an answer.
+  limits=join_timeout=300,read_timeout=60
+  meeting=(
+    --nnodes "$nodes" --rdzv-backend c10d --rdzv-id "$id" --rdzv-endpoint "$RDZV_ENDPOINT"
+    --rdzv-conf "$limits,is_host=$is_host" --local-addr "$address"
+  )
+fi
+
 # A restart would meet addresses in the launcher's store that the processes before have left there.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
 
-# The time-outs, in seconds: how long to wait for the other machines, and for an answer.
-exec torchrun \
-  --nnodes "$nodes" \
-  --nproc-per-node "$processes" \
-  --max-restarts "${MAX_RESTARTS:-0}" \
-  --rdzv-backend c10d \
-  --rdzv-id "${RDZV_ID:-$package}" \
-  --rdzv-endpoint "${RDZV_ENDPOINT:-localhost:29500}" \
-  --rdzv-conf join_timeout=300,read_timeout=60 \
+exec torchrun "${meeting[@]}" --nproc-per-node "$processes" --max-restarts "${MAX_RESTARTS:-0}" \
   ${options[@]+"${options[@]}"} \
   -m "$package.train" "$@"

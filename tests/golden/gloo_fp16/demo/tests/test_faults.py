@@ -82,7 +82,7 @@ def killed(toy: Toy, seed: int, ranks: list[int]) -> Any:
 
 
 def test_kill_at_any_moment_costs_a_few_steps_at_most(run_dir: str) -> None:
-    toy = Toy(num_samples=102 + 24 * ROUNDS)
+    toy = Toy(num_samples=102 + 24 * 12 * ROUNDS)  # it must not end by itself before the last kill
     config = set_config(CONFIG, run_dir=run_dir)
     straight = expected(run_dir, config, toy)
     before = 0

@@ -32,6 +32,8 @@ class Split(NamedTuple):
 @cache
 def splits() -> tuple[Split, Split]:
     """What `build_datasets` gives, built once."""
+    if prepare := getattr(data, "prepare", None):
+        prepare(CONFIG.data)
     train_set, valid_set = data.build_datasets(CONFIG.data)
     return Split("training", train_set), Split("validation", valid_set)
 

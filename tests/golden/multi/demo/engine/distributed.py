@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ..config import Config
-from .launch import Launch, Refused
+from .launch import Launch, Refused, restart_count
 from .pulse import Pulse
 
 T = TypeVar("T")
@@ -126,8 +126,7 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
             f"rank {launch.rank} of {launch.world_size} did not find the others at {place} within "
             f"{config.timeout_s:g} s: are all started, with the same address, and is it reachable?"
         ) from error
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a store may outlive its ranks
-    messages = PrefixStore(f"messages {restarts}", store)
+    messages = PrefixStore(f"messages {restart_count()}", store)
     try:
         yield World(**vars(launch), device=device, store=messages)
     except Refused:

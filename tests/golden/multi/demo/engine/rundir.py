@@ -108,6 +108,8 @@ class RunDir:
         `running` in a directory that nobody locks is a run that crashed. A run that was done stays
         as it is when it is started again.
         """
+        if self.launch.rank != 0:
+            return
         last = self.last_status()
         if state == "done" and (last.get("state"), last.get("step")) == ("done", step):
             return

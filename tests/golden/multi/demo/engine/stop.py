@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -51,12 +52,12 @@ class Stop:
 
     def __enter__(self) -> Self:
         """Take over the signals. In the main thread."""
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
+        self._reader, self._writer = socket.socketpair()  # Windows has no pipe that does not block
+        self._writer.setblocking(False)
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, _do_nothing)
         # The thread hears of a signal at once, even while the main thread is held up in C.
-        self._previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -70,10 +71,10 @@ class Stop:
         signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        os.write(self._writer, b"\0")
+        self._writer.send(b"\0")
         self._thread.join()
-        os.close(self._reader)
-        os.close(self._writer)
+        self._reader.close()
+        self._writer.close()
         if self.is_agreed and error[0] is None:
             raise SystemExit(EXIT_STOPPED)
 
@@ -147,7 +148,7 @@ class Stop:
 
     def _listen(self) -> None:
         """The thread: hear the signals."""
-        while number := os.read(self._reader, 1)[0]:
+        while number := self._reader.recv(1)[0]:
             if number in _SIGNALS and not self._is_over:
                 self._hear(signal.Signals(number))
 
