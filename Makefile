@@ -1,5 +1,5 @@
 # Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
-.PHONY: help setup demo test test-all test-faults proof golden gpu-projects lint format clean
+.PHONY: help setup demo test test-all test-faults test-nodes test-slurm test-mpi proof golden gpu-projects lint format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -15,6 +15,9 @@ help:
 	@echo "make test    the whole suite"
 	@echo "make test-all   projects with all pairs of answers, by their own commands (PROOF=1: with records)"
 	@echo "make test-faults   all faults with all strategies, and what the next start makes of them"
+	@echo "make test-nodes   several machines, as network namespaces; needs root, or is skipped"
+	@echo "make test-slurm   a SLURM of two nodes, started from Debian's packages; needs root, or is skipped"
+	@echo "make test-mpi   trainings that Open MPI starts; it must be installed, or root may do so"
 	@echo "make proof   train all variants, write records into proof/ and docs/variants.md"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
@@ -45,6 +48,15 @@ test-all: setup
 # What `make test` does with a few of them.
 test-faults: setup
 	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m "faults or not faults" tests/faults $(ARGS)
+
+test-nodes: setup
+	PATH="$(BIN):$$PATH" python -m pytest -m nodes tests/nodes $(ARGS)
+
+test-slurm: setup
+	PATH="$(BIN):$$PATH" python -m pytest -m slurm tests/slurm $(ARGS)
+
+test-mpi: setup
+	PATH="$(BIN):$$PATH" python -m pytest -m mpi tests/mpi $(ARGS)
 
 # The page is written after a failure as well, and shows it.
 proof: setup

@@ -17,7 +17,7 @@ cookiecutter . --no-input --config-file build/demo/.cookiecutterrc --output-dir 
 
 echo "== Training it on two CPU processes: handwritten digits, real data, no download"
 cd "$project"
-NPROC_PER_NODE=2 "$slug/launch/torchrun_single.sh" \
+NPROC=2 "$slug/launch/train.sh" \
   --config "$slug/configs/default.yaml" --device cpu
 
 echo "== Result: from $project/runs/$slug/metrics.jsonl"

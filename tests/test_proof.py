@@ -233,7 +233,7 @@ def test_only_what_comes_to_its_end_has_passed(
 def test_every_readme_has_the_commands_that_test_all_runs(all_rendered: list[Rendered]) -> None:
     for rendered in {one.files["README.md"].read_bytes(): one for one in all_rendered}.values():
         blocks = start_commands(rendered.project)
-        assert ["NPROC_PER_NODE=2" in block for block in blocks] == [True, True]
+        assert ["NPROC=2" in block for block in blocks] == [True, True]
         assert ["--epochs" in block for block in blocks] == [False, True]
         assert "make " not in "".join(blocks)
 

@@ -257,7 +257,7 @@ def test_pre_commit_passes_in_a_rendered_project(tmp_path: Path) -> None:
     assert output.count("Passed") >= 8, output
 
     # It can fail: a script with an unquoted variable, a blank at the end of a line.
-    (project / "demo" / "launch" / "torchrun_single.sh").write_text("#!/bin/bash\nrm $1 \n")
+    (project / "demo" / "launch" / "train.sh").write_text("#!/bin/bash\nrm $1 \n")
     result = run("pre-commit", "run", "--all-files", cwd=project, env=home)
     assert result.returncode == 1
     assert "SC2086" in result.stdout

@@ -85,7 +85,7 @@ def use(project: Path, environment: dict[str, str]) -> dict[str, Any]:
 
     runs = []
     for commands in start_commands(project):
-        assert "NPROC_PER_NODE=2" in commands
+        assert "NPROC=2" in commands
         output = succeed(*command, "bash", "-euc", commands, cwd=project, env=environment)
         assert "world size     2 on cpu" in output
         runs.append(status_of(project))

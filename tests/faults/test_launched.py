@@ -88,7 +88,7 @@ class Run:
         words += [f"--run_dir={run_dir}", f"--data.num_workers={workers}"]
         environment = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "NPROC_PER_NODE": "2",
+            "NPROC": "2",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(patience_s),
@@ -97,7 +97,7 @@ class Run:
         self.output = self.marks / ("output of the fault" if fault else "output")
         with self.output.open("w") as output:
             self.launcher = subprocess.Popen(
-                [project / SLUG / "launch" / "torchrun_single.sh", *words],
+                [project / SLUG / "launch" / "train.sh", *words],
                 cwd=project,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,

