@@ -22,6 +22,7 @@ import pytest
 from filelock import FileLock
 
 from tests.conftest import Count
+from tests.endings import end_of
 from tests.rendering import SLUG, Answers, all_answers, render, silent
 
 STRATEGIES = [str(answer) for answer in all_answers()["checkpoint"]]
@@ -40,17 +41,6 @@ SETTINGS = {
     "watchdog_s": 6,
     "timeout_s": 60,
 }
-
-DIGEST = f"""
-import sys
-from pathlib import Path
-from {SLUG}.engine.digest import digest
-from {SLUG}.engine.manifest import list_checkpoints, read_checkpoint
-from {SLUG}.engine.reading import part_names, read_part
-newest = read_checkpoint(list_checkpoints(Path(sys.argv[1], "checkpoints"))[0], verify=True)
-parts = {{name: read_part(newest, name) for name in part_names(newest)}}
-print(newest.manifest.step, digest([parts, newest.manifest.numbers, newest.manifest.progress]))
-"""
 
 
 @dataclass(frozen=True)
@@ -258,18 +248,6 @@ def projects(shared: Path) -> Callable[[str], Path]:
         return project
 
     return project_with
-
-
-def end_of(project: Path, run_dir: Path) -> str:
-    """The newest checkpoint: its step, and the digest of all that it holds."""
-    answer = subprocess.run(
-        [sys.executable, "-c", DIGEST, run_dir],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return answer.stdout.strip()
 
 
 @pytest.fixture(scope="session")

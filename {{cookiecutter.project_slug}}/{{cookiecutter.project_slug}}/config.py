@@ -125,6 +125,8 @@ class Config:
     """What happens when a gradient is NaN or infinite: leave the step out, or end the run."""
     max_nonfinite_steps: int = 100
     """With `skip`, so many windows in a row without a finite gradient end the run as well."""
+    connect_timeout_s: float = 120.0
+    """Seconds that all ranks have to find each other at the start."""
     timeout_s: float = 600.0
     """Seconds that a rank waits for the others before the run fails."""
     watchdog_s: float | None = 300.0

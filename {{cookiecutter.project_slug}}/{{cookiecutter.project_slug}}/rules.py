@@ -32,7 +32,14 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
     ),
     (
         "more than 0",
-        ("timeout_s", "watchdog_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
+        (
+            "connect_timeout_s",
+            "timeout_s",
+            "watchdog_s",
+            "optim.lr",
+            "optim.grad_clip",
+            "ddp.bucket_cap_mb",
+        ),
         lambda value: value > 0 and math.isfinite(value),
     ),
     {% if cookiecutter.example == "bytes" %}
@@ -79,6 +86,7 @@ CHANGES: tuple[tuple[str, tuple[str, ...]], ...] = (
             {% endif %}
             "on_nonfinite",
             "max_nonfinite_steps",
+            "connect_timeout_s",
             "timeout_s",
             "watchdog_s",
             "data.num_workers",

@@ -19,8 +19,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ..config import Config
-from .launch import Launch, Refused, restart_count
+from .explain import one_line
+from .launch import Launch, NotMet, Refused, restart_count
 from .pulse import Pulse
+{% if cookiecutter.nodes == "multi" %}
+from .reach import check_reachable
+{% endif %}
 
 T = TypeVar("T")
 
@@ -135,9 +139,14 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
         yield World(**vars(launch), device=device)
         return
     timeout = timedelta(seconds=config.timeout_s)
+    limit = timedelta(seconds=config.connect_timeout_s)
     try:
         # As init_process_group would; the ranks' own messages go through the store as well.
-        store, _, _ = next(rendezvous(init_method, launch.rank, launch.world_size, timeout=timeout))
+        store, _, _ = next(rendezvous(init_method, launch.rank, launch.world_size, timeout=limit))
+        {% if cookiecutter.nodes == "multi" %}
+        meeting = PrefixStore(f"meeting {restart_count()}", store)
+        check_reachable(launch, meeting, config.connect_timeout_s)
+        {% endif %}
         store.set_timeout(timeout)
         dist.init_process_group(
             backend,
@@ -151,9 +160,10 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
         )
     except RuntimeError as error:
         place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise ConnectionError(
+        raise NotMet(
             f"rank {launch.rank} of {launch.world_size} did not find the others at {place} within "
-            f"{config.timeout_s:g} s: are all started, with the same address, and is it reachable?"
+            f"{config.connect_timeout_s:g} s: are all started, with the same address, and is it "
+            f"reachable? ({one_line(str(error))[:200]})"
         ) from error
     messages = PrefixStore(f"messages {restart_count()}", store)
     try:

@@ -23,6 +23,10 @@ class FailedTogether(Exception):
     """Where its cause lies, or the one that speaks where it lies nowhere."""
 
 
+class NotMet(ConnectionError):
+    """The ranks did not find each other: one line, exit code 1, no traceback."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """The place of this process among all that train together."""
@@ -124,6 +128,9 @@ def run_to_exit(main: Callable[[T], object], argument: T) -> NoReturn:
         if isinstance(error.code, str):  # sys.exit("words"): printed, and 1, as Python does
             print(error.code, file=sys.stderr)
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except NotMet as error:
+        print(error, file=sys.stderr)
+        code = 1
     except BaseException:
         logging.getLogger(__name__).critical("failed", exc_info=True)
         code = 1

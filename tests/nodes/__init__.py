@@ -1,0 +1,1 @@
+"""Several machines, as network namespaces of this one."""
