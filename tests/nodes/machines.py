@@ -33,6 +33,7 @@ class Machine:
         self.etc = Path("/etc/netns", self.namespace)
         self.disk = directory / f"disk{number}"
         self.disk.mkdir()
+        self.running: list[Running] = []
         call("ip", "netns", "add", self.namespace)
         self.etc.mkdir(parents=True)
         self.set_hosts("127.0.0.1 localhost", "10.77.0.1 node0", "10.77.0.2 node1")
@@ -88,6 +89,8 @@ class Machine:
     def remove(self) -> None:
         """End all that runs, and give the names back."""
         self.kill()
+        for one in self.running:
+            one.process.wait(10)
         call("ip", "netns", "del", self.namespace)
         shutil.rmtree(self.etc)
 
@@ -100,6 +103,7 @@ class Running:
     ) -> None:
         """Start it."""
         self.machine, self.output = machine, output
+        machine.running.append(self)
         self.began = time.monotonic()
         with output.open("w") as file:
             self.process = subprocess.Popen(

@@ -203,7 +203,7 @@ class Trouble:
 
 def shield_port(machines: list[Machine]) -> None:
     """Let nobody in at the port where all meet."""
-    machines[0].shield("-p", "tcp", "--dport", "29500")
+    machines[0].shield("-p", "tcp", "--dport", "29500", "-i", "eth0")
 
 
 def shield_others(machines: list[Machine]) -> None:
