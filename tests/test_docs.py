@@ -434,6 +434,21 @@ def test_commands_for_several_machines_work(
     assert "resumed from step_00000002" in cluster
 
 
+def test_commands_for_torchrun_work(tmp_path: Path, newcomer: dict[str, str], count: Count) -> None:
+    (needs, single), *multi = _blocks(ROOT / "docs" / "launching" / "torchrun.md")
+    assert needs == ""
+    assert [needs for needs, _ in multi] == ["cluster", "cluster"]
+    project = render({"backend": "gloo"}, tmp_path / "one", slug="my_project")
+    (said,) = _run_blocks([("", single)], project, newcomer, count)
+    assert "\ntorchrun --standalone --nproc-per-node 1 " in said
+    project = render({"backend": "gloo", "nodes": "multi"}, tmp_path / "two", slug="my_project")
+    short = "configs/default.yaml --device cpu --max_steps 2"
+    blocks = [(needs, words.replace("configs/default.yaml", short)) for needs, words in multi]
+    first, second = _run_blocks(blocks, project, newcomer, count)
+    assert "step 2  epoch 0  valid" in first
+    assert "nothing left to do" in second
+
+
 def test_commands_of_the_other_example_work(
     tmp_path: Path, newcomer: dict[str, str], count: Count
 ) -> None:
