@@ -71,6 +71,7 @@ ONCE = {
     "test_failure.py": "multi",
     "test_standstill.py": "multi",
     "test_prepare.py": "gloo_fp16",
+    "test_reach.py": "multi",
     "test_watchdog.py": "gloo_fp16",
 }
 
