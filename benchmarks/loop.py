@@ -91,9 +91,9 @@ def compare(init_method: str, name: str, rounds: int, steps: int) -> dict[str, l
     from torch import nn
 
     train = importlib.import_module(f"{SLUG}.train")
-    launch = train.launch_from_environment()
-    config = train.Config(device="cpu")
-    with train.distributed.process_group(launch, config, init_method) as world:
+    launch, config = train.find_place(train.Config(device="cpu"))
+    launch = replace(launch, init_method=init_method)
+    with train.distributed.process_group(launch, config) as world:
         dataset, _ = train.data.build_datasets(config.data)
         batch_size = 32 if name == "digits" else 1
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,10 @@ def compare(
     import torch.distributed as dist
 
     train = importlib.import_module("bench_rank0.train")
-    config = train.Config(device="cpu", timeout_s=3600.0)
-    launch = train.launch_from_environment()
+    launch, config = train.find_place(train.Config(device="cpu", timeout_s=3600.0))
+    launch = replace(launch, init_method=init_method)
     times: dict[str, list[tuple[float, float]]] = {}
-    with train.distributed.process_group(launch, config, init_method) as world:
+    with train.distributed.process_group(launch, config) as world:
         module, optimizer = build(num_layers)
         plain = plain_saver(module, optimizer, world.is_main, Path(directory, "plain"))
         ways = {PLAIN: (plain, lambda: None)}

@@ -39,7 +39,34 @@ def test_place_among_the_processes_of_mpirun(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name)
     for name, value in (("RANK", 3), ("SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    assert launch.launch_from_environment() == launch.Launch(3, 1, 4, 2)
+    several = launch.launch_from_environment()
+    assert several == launch.Launch(3, 1, 4, 2)
+    with pytest.raises(launch.Refused, match=r"^MASTER_ADDR: expected the address"):
+        launch.check_meeting(several)  # the others would look for rank 0 on their own machines
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "local_rank", "local_size"),
+    [
+        tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ],
+)
+def test_processes_of_mpirun_on_one_machine_meet_there(
+    rank: str, size: str, local_rank: str, local_size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*NAMES, "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "set and deleted, so that the end of the test deletes it too")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(rank, "1")
+    with pytest.raises(launch.Refused, match=r"^RANK set without LOCAL_RANK and WORLD_SIZE"):
+        launch.launch_from_environment()
+    for name, value in ((size, "2"), (local_rank, "1"), (local_size, "2")):
+        monkeypatch.setenv(name, value)
+    here = launch.launch_from_environment()
+    assert here == launch.Launch(1, 1, 2, 2)
+    launch.check_meeting(here)
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1"
 
 
 {% endif %}
