@@ -1,1 +1,1 @@
-"""The job script of `cluster=slurm`: with commands that stand in for SLURM's, and with SLURM itself."""
+"""The job script of `cluster=slurm`: with stand-ins for SLURM's commands, and with SLURM."""

@@ -48,7 +48,9 @@ ReturnToService=2
 KillWait=60
 JobRequeue=1
 """
-NODE = "NodeName={name} NodeAddr={address} NodeHostname={name} Port=16818 CPUs={cpus} State=UNKNOWN\n"
+NODE = (
+    "NodeName={name} NodeAddr={address} NodeHostname={name} Port=16818 CPUs={cpus} State=UNKNOWN\n"
+)
 PARTITION = "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
 CGROUP_CONF = """
 CgroupPlugin=cgroup/v1
@@ -138,10 +140,14 @@ class Cluster:
 
     def stop(self) -> None:
         """End all jobs and daemons, and remove the networks; whatever of it there is."""
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            for words in (("scancel", "--signal=KILL", "--full", "--user=root"), ("scancel", "--user=root")):
+        for words in (["--signal=KILL", "--full"], []):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(
-                    words, env=self.environment, stderr=subprocess.DEVNULL, timeout=20, check=False
+                    ["scancel", "--user=root", *words],
+                    env=self.environment,
+                    stderr=subprocess.DEVNULL,
+                    timeout=20,
+                    check=False,
                 )
         for daemon in reversed(self._daemons):
             daemon.terminate()
@@ -181,7 +187,9 @@ class Cluster:
                 f"-n {name} link set eth0 up",
             ]
         for line in lines:
-            made = subprocess.run(["ip", *line.split()], capture_output=True, text=True, check=False)
+            made = subprocess.run(
+                ["ip", *line.split()], capture_output=True, text=True, check=False
+            )
             if made.returncode != 0:
                 pytest.skip(f"no networks can be made here: ip {line}: {made.stderr}")
 
@@ -214,7 +222,7 @@ class Cluster:
             )
         ]
         self._start("munged", "--foreground", "--force", *files)
-        until(lambda: (self.root / "munge.socket").exists(), 30, self.logs)
+        until((self.root / "munge.socket").exists, 30, self.logs)
         self._start("slurmctld", "-D", "-f", self.root / "slurm.conf")
         for name in NODES:
             place = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount"]

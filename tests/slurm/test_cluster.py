@@ -77,9 +77,7 @@ class Job:
     def wait_for_end(self) -> None:
         """Wait until it is done, in its second start."""
         is_over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        until(
-            lambda: self.cluster.job(self.number)["JobState"] in is_over, PATIENCE_S, self.text
-        )
+        until(lambda: self.cluster.job(self.number)["JobState"] in is_over, PATIENCE_S, self.text)
         job = self.cluster.job(self.number)
         assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "1")
         assert json.loads((self.run_dir / "status.json").read_text())["state"] == "done"

@@ -52,7 +52,8 @@ def test_restarts_are_passed_on(tmp_path: Path, asked: dict[str, str], given: st
     program = tmp_path / "torchrun"
     program.write_text('#!/bin/sh\necho "$@ store=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"\n')
     program.chmod(0o755)
-    (script,) = Path(launch.__file__).parents[1].glob("launch/*.sh")
+    scripts = Path(launch.__file__).parents[1].glob("launch/*.sh")
+    (script,) = (path for path in scripts if path.name != "task.sh")
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "NPROC": "2", "PATH": path, **asked}
     said = subprocess.run([script], env=environment, capture_output=True, text=True, check=True)
