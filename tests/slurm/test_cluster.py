@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Count
 from tests.faults.test_launched import end_of
-from tests.rendering import SLUG, render, silent
+from tests.rendering import SLUG, Answers, render, silent
 from tests.slurm.cluster import NODES, Cluster, require, until
 
 pytestmark = pytest.mark.slurm
@@ -24,6 +24,7 @@ SETTINGS = {
     "eval_every": "null",
     "save_every": "null",
 }
+MPI = ("--backend", "gloo")  # torch without MPI
 STEPS = 920  # of 40 epochs
 PATIENCE_S = 300
 
@@ -31,7 +32,9 @@ PATIENCE_S = 300
 class Job:
     """A training that was submitted."""
 
-    def __init__(self, cluster: Cluster, project: Path, run_dir: Path) -> None:
+    def __init__(
+        self, cluster: Cluster, project: Path, run_dir: Path, more: tuple[str, ...] = ()
+    ) -> None:
         """Submit it; what the run directory is called must arrive through bash, srun and Python."""
         self.cluster, self.run_dir = cluster, run_dir
         run_dir.parent.mkdir()
@@ -42,6 +45,7 @@ class Job:
             *("--nodes=2", "--cpus-per-task=1", "--time=60"),
             project / SLUG / "launch" / "train.sbatch",
             *words,
+            *more,
             "--run_dir",
             run_dir,
         )
@@ -62,7 +66,10 @@ class Job:
         )
 
     def wait_for_requeue(self) -> None:
-        """Wait until it waits again, and let it: SLURM puts it off for two minutes."""
+        """Wait until it waits again, and let it start: SLURM puts it off for two minutes.
+
+        At once would be too early: a node does not start again what it has ended in that second.
+        """
 
         def is_pending() -> bool:
             job = self.cluster.job(self.number)
@@ -72,26 +79,38 @@ class Job:
         status = json.loads((self.run_dir / "status.json").read_text())
         assert status["state"] == "stopped", self.text()
         assert 0 < status["step"] < STEPS, self.text()
-        self.cluster.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+        self.cluster.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now+5")
 
-    def wait_for_end(self) -> None:
-        """Wait until it is done, in its second start."""
+    def end(self, seconds: float = PATIENCE_S) -> tuple[str, str, str]:
+        """Wait until it is over: its state, its exit code, and how often it was requeued."""
         is_over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        until(lambda: self.cluster.job(self.number)["JobState"] in is_over, PATIENCE_S, self.text)
+        until(lambda: self.cluster.job(self.number)["JobState"] in is_over, seconds, self.text)
         job = self.cluster.job(self.number)
-        assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "1")
+        return job["JobState"], job["ExitCode"], job["Restarts"]
+
+    def wait_for_success(self) -> None:
+        """Wait until it is done, in its second start."""
+        assert self.end() == ("COMPLETED", "0:0", "1"), self.text()
         assert json.loads((self.run_dir / "status.json").read_text())["state"] == "done"
 
 
+Projects = Callable[[str], Path]
+
+
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project for several machines of a cluster, on CPUs."""
-    require()
-    with silent():
-        return render(
-            {"backend": "gloo", "nodes": "multi", "cluster": "slurm", "tracker": "none"},
-            tmp_path_factory.mktemp("project"),
-        )
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Projects:
+    """A project for several machines of a cluster, by backend, rendered when first asked for."""
+    root = tmp_path_factory.mktemp("projects")
+
+    def project_of(backend: str) -> Path:
+        project = root / backend / SLUG
+        if not project.exists():
+            answers: Answers = {"backend": backend, "nodes": "multi", "cluster": "slurm"}
+            with silent():
+                render({**answers, "tracker": "none"}, project.parent)
+        return project
+
+    return project_of
 
 
 @pytest.fixture(params=["linuxproc", "cgroup"])
@@ -107,8 +126,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 
 @pytest.fixture(scope="module")
-def straight(project: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def straight(projects: Projects, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The end of a run to which nothing happens: two processes on one machine."""
+    require()
+    project = projects("gloo")
     run_dir = tmp_path_factory.mktemp("straight") / "run"
     words = [f"--{name}={value}" for name, value in SETTINGS.items()]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -134,20 +155,24 @@ def take_back(job: Job) -> None:
     job.cluster.ask("scontrol", "requeue", job.number)
 
 
-@pytest.mark.parametrize("stop", [warn, take_back])
+@pytest.mark.parametrize(
+    ("backend", "stop"), [("gloo", warn), ("gloo", take_back), ("mpi", warn), ("mpi", take_back)]
+)
 def test_job_is_stopped_requeued_once_and_goes_on_exactly(
     cluster: Cluster,
-    project: Path,
+    projects: Projects,
     straight: str,
     tmp_path: Path,
+    backend: str,
     stop: Callable[[Job], object],
     count: Count,
 ) -> None:
-    job = Job(cluster, project, tmp_path / "with a blank" / "run")
+    project = projects(backend)
+    job = Job(cluster, project, tmp_path / "with a blank" / "run", MPI if backend == "mpi" else ())
     job.wait_for_training()
     stop(job)
     job.wait_for_requeue()
-    job.wait_for_end()
+    job.wait_for_success()
     text = job.output.read_text()
     assert text.count(f"job {job.number} is requeued") == (stop is warn), text
     assert "resumed from step_" in text
@@ -155,3 +180,27 @@ def test_job_is_stopped_requeued_once_and_goes_on_exactly(
     assert sorted(rank["host"] for rank in environment["ranks"]) == sorted(NODES)
     assert end_of(project, job.run_dir) == straight
     count("jobs requeued by SLURM that went on exactly", 1)
+
+
+@pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
+def test_machine_that_refuses_ends_the_job_of_all(
+    cluster: Cluster, projects: Projects, tmp_path: Path
+) -> None:
+    """The other one would wait for it for five minutes."""
+    listen = "import socket; s = socket.create_server(('', 12345)); print(flush=True); input()"
+    listener = subprocess.Popen(
+        ["nsenter", f"--net=/run/netns/{NODES[0]}", sys.executable, "-c", listen],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert listener.stdout is not None
+    listener.stdout.readline()
+    cluster.environment["MASTER_PORT"] = "12345"
+    try:
+        job = Job(cluster, projects("gloo"), tmp_path / "it" / "run")
+        assert job.end(120) == ("FAILED", "2:0", "0"), job.text()
+    finally:
+        listener.communicate(b"\n")
+    text = job.output.read_text()
+    assert f"RDZV_ENDPOINT: port 12345 of {NODES[0]} can't be had" in text
+    assert "requeued" not in text
