@@ -309,7 +309,7 @@ def test_the_index_has_every_decision() -> None:
 
 def _words_of(project: Path) -> str:
     """Give all text that a project's code can say, and nothing else of it."""
-    texts = [path.read_text() for path in project.rglob("*.sh")]
+    texts = [path.read_text() for path in (*project.rglob("*.sh"), *project.rglob("*.sbatch"))]
     for path in project.rglob("*.py"):
         if "tests" not in path.parts:
             tree = ast.parse(path.read_text())
@@ -321,6 +321,7 @@ def test_messages_of_the_troubleshooting_page_are_said(tmp_path: Path, count: Co
     rows: list[Answers] = [{"nodes": "multi"}, {"backend": "mpi", "amp": "fp16", "ema": True}]
     rows += [{"backend": "gloo", "checkpoint": "per_rank"}, {"checkpoint": "sharded"}]
     rows += [{"tracker": "wandb", "example": "bytes"}, {"tracker": "mlflow"}]
+    rows += [{"cluster": "slurm", "nodes": answer} for answer in ("single", "multi")]
     said = "\n".join(
         _words_of(render(answers, tmp_path / str(number))) for number, answers in enumerate(rows)
     )

@@ -107,7 +107,7 @@ def test_imports_inside_the_package_are_relative(
 
 
 def test_shellcheck_is_content_with_every_script(all_rendered: list[Rendered]) -> None:
-    scripts = _distinct(all_rendered, ".sh")
+    scripts = _distinct(all_rendered, ".sh") | _distinct(all_rendered, ".sbatch")
     assert scripts
     succeed("shellcheck", *scripts.values())
 

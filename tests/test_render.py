@@ -82,8 +82,10 @@ FILES: dict[str, Predicate] = {
     "P/engine/manifest.py": _always,
     "P/engine/meeting.py": _always,
     "P/engine/metrics.py": _always,
+    "P/engine/nodelist.py": lambda a: a["cluster"] == "slurm",
     "P/engine/nodes.py": lambda a: a["backend"] != "mpi" and a["nodes"] == "multi",
     "P/engine/optim.py": _always,
+    "P/engine/outcome.py": lambda a: a["cluster"] == "slurm",
     "P/engine/platforms.py": _always,
     "P/engine/prepare.py": _always,
     "P/engine/pulse.py": _always,
@@ -100,6 +102,8 @@ FILES: dict[str, Predicate] = {
     "P/engine/tracker.py": lambda a: a["tracker"] != "none",
     "P/engine/watchdog.py": _always,
     "P/generate.py": lambda a: a["example"] == "bytes",
+    "P/launch/task.sh": lambda a: a["cluster"] == "slurm",
+    "P/launch/train.sbatch": lambda a: a["cluster"] == "slurm",
     "P/launch/train_mpi.sh": lambda a: a["backend"] == "mpi",
     "P/launch/node.sh": lambda a: a["backend"] != "mpi" and a["nodes"] == "multi",
     "P/launch/train.sh": lambda a: a["backend"] != "mpi" and a["nodes"] == "single",
@@ -139,9 +143,11 @@ FILES: dict[str, Predicate] = {
     "P/tests/test_launch.py": _always,
     "P/tests/test_metrics.py": _always,
     "P/tests/test_models.py": _always,
+    "P/tests/test_nodelist.py": lambda a: a["cluster"] == "slurm",
     "P/tests/test_nodes.py": lambda a: a["backend"] != "mpi" and a["nodes"] == "multi",
     "P/tests/test_nonfinite.py": _always,
     "P/tests/test_optim.py": _always,
+    "P/tests/test_outcome.py": lambda a: a["cluster"] == "slurm",
     "P/tests/test_platforms.py": _always,
     "P/tests/test_prepare.py": _always,
     "P/tests/test_ranks.py": _always,
@@ -170,7 +176,7 @@ WORDS: list[tuple[str, set[Answer], str]] = [
     ("backend", {"nccl", "mpi"}, r"(?i:nccl)"),
     ("backend", {"nccl", "gloo"}, r"torchrun|rdzv"),
     ("nodes", {"multi"}, r"rdzv|(?i:nnodes)|HOSTFILE|several machines"),
-    ("cluster", {"slurm"}, r"(?i:slurm|sbatch)"),
+    ("cluster", {"slurm"}, r"(?i:slurm|sbatch)|srun|scontrol|nodelist"),
     ("cluster", {"kubernetes"}, r"(?i:kubernetes|kubectl)"),
     # Every project can send gradients in 16 bits: `ddp.comm_hook`, whose values are quoted.
     ("amp", {"bf16"}, r"""bfloat16|test_bf16|(?<!["'_=])bf16(?!_compress)"""),
@@ -305,7 +311,7 @@ def test_scripts_and_nothing_else_can_be_executed(all_rendered: list[Rendered]) 
         name
         for rendered in all_rendered
         for name, path in rendered.files.items()
-        if os.access(path, os.X_OK) != name.endswith(".sh")
+        if os.access(path, os.X_OK) != name.endswith((".sh", ".sbatch"))
     }
     assert not wrong
 
@@ -319,7 +325,7 @@ def test_every_file_parses(all_rendered: list[Rendered]) -> None:
             tomllib.loads(text)
         elif name.endswith((".yaml", ".yml")):
             assert yaml.safe_load(text), name
-        elif name.endswith(".sh"):
+        elif name.endswith((".sh", ".sbatch")):
             scripts.append(path)
     assert scripts
     for script in scripts:

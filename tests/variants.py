@@ -40,6 +40,7 @@ VARIANTS: dict[str, Answers] = {
     "gloo_fp16": {
         "backend": "gloo",
         "nodes": "multi",
+        "cluster": "slurm",
         "amp": "fp16",
         "accumulation": False,
         "checkpoint": "sharded",

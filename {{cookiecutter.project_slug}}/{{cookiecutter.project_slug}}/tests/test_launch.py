@@ -70,7 +70,12 @@ def test_processes_of_mpirun_on_one_machine_meet_there(
 
 
 {% endif %}
-(SCRIPT,) = Path(launch.__file__).parents[1].glob("launch/*.sh")
+SCRIPTS = Path(launch.__file__).parents[1].glob("launch/*.sh")
+{% if cookiecutter.cluster == "slurm" %}
+(SCRIPT,) = (path for path in SCRIPTS if path.name != "task.sh")
+{% else %}
+(SCRIPT,) = SCRIPTS
+{% endif %}
 
 
 def dry_run(*words: str, **environment: str) -> tuple[dict[str, str], list[str]]:
