@@ -2,12 +2,19 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from .engine.cli import guess_launch, guess_run_dir, leave_if_refused, parse_settings, refuse
-from .engine.launch import Launch, Refused, is_restarted, launch_from_environment
+from .engine.launch import (
+    Launch,
+    Refused,
+    check_meeting,
+    find_launch,
+    is_restarted,
+    launch_from_environment,
+)
 from .engine.rundir import RunDir
 from .rules import check_values
 from .settings import DataConfig, ModelConfig
@@ -68,6 +75,22 @@ class DDPConfig:
 
 
 @dataclass(frozen=True)
+class Rendezvous:
+    """Where processes meet that you start yourself, and which of them this one is."""
+
+    init_method: str = "env://"
+    """`env://` (MASTER_ADDR and MASTER_PORT), `tcp://HOST:PORT` of rank 0, or `file:///PATH`."""
+    rank: int | None = None
+    """Number of this process, from 0; none: a launcher says so, or it is alone."""
+    world_size: int | None = None
+    """Processes on all machines."""
+    local_rank: int | None = None
+    """Number of this process on its machine; none given: all are on one machine."""
+    local_world_size: int | None = None
+    """Processes on this machine; none given: all."""
+
+
+@dataclass(frozen=True)
 class Config:
     """One training run."""
 
@@ -105,6 +128,8 @@ class Config:
     """What happens when a gradient is NaN or infinite: leave the step out, or end the run."""
     max_nonfinite_steps: int = 100
     """With `skip`, so many windows in a row without a finite gradient end the run as well."""
+    connect_timeout_s: float = 120.0
+    """Seconds that all ranks have to find each other at the start."""
     timeout_s: float = 600.0
     """Seconds that a rank waits for the others before the run fails."""
     watchdog_s: float | None = 300.0
@@ -113,6 +138,7 @@ class Config:
     data: DataSettings = field(default_factory=DataSettings)
     optim: OptimConfig = field(default_factory=OptimConfig)
     ddp: DDPConfig = field(default_factory=DDPConfig)
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -131,15 +157,27 @@ def parse_or_exit(argv: Sequence[str] | None = None) -> Config:
         SystemExit: after a mistake (2), `--help` or `--print_config` (0).
     """
     leave_if_refused(argv, Config.run_dir)
-    launch: Launch | None = None
     try:
-        launch = launch_from_environment()
+        launch_from_environment()  # a launcher that says nonsense is told so first
         config = parse(argv)
-        check(config, launch)
+        launch, run_config = find_place(config)
+        check(run_config, launch)
+        check_meeting(launch)
     except Refused as error:
         words = sys.argv[1:] if argv is None else argv
-        refuse(error, RunDir(guess_run_dir(words, Config.run_dir), launch or guess_launch()))
+        refuse(error, RunDir(guess_run_dir(words, Config.run_dir), guess_launch(words)))
     return config
+
+
+def find_place(config: Config) -> tuple[Launch, Config]:
+    """Return who this process is, and the settings of the run, of which that is no part.
+
+    Raises:
+        Refused: launcher and settings do not say it, or contradict each other.
+    """
+    check_values(config)
+    launch = find_launch(**vars(config.rendezvous))
+    return launch, replace(config, rendezvous=Rendezvous())
 
 
 def samples_per_forward(config: Config, world_size: int) -> int:

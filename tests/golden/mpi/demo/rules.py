@@ -2,11 +2,20 @@
 
 import math
 import multiprocessing
+import re
 from collections.abc import Callable
 from typing import Any
 
 from .engine.launch import Refused
 from .settings import CHANGEABLE
+
+
+def _is_init_method(value: str) -> bool:
+    """Whether torch.distributed takes it for what it was meant."""
+    if tcp := re.fullmatch(r"tcp://[^/?#;@\s]+:(\d+)", value):
+        return 0 < int(tcp[1]) < 1 << 16
+    return value == "env://" or re.fullmatch(r"file:///[^?#;]*[^?#;/]", value) is not None
+
 
 # What is expected, of which settings, and a test of it. None was let through by the type.
 _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
@@ -30,7 +39,14 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
     ),
     (
         "more than 0",
-        ("timeout_s", "watchdog_s", "optim.lr", "optim.grad_clip", "ddp.bucket_cap_mb"),
+        (
+            "connect_timeout_s",
+            "timeout_s",
+            "watchdog_s",
+            "optim.lr",
+            "optim.grad_clip",
+            "ddp.bucket_cap_mb",
+        ),
         lambda value: value > 0 and math.isfinite(value),
     ),
     ("more than 0", ("peak_tflops",), lambda value: value > 0 and math.isfinite(value)),
@@ -41,6 +57,11 @@ _RULES: tuple[tuple[str, tuple[str, ...], Callable[[Any], bool]], ...] = (
     ),
     ("between 0 and 1", ("optim.min_lr_ratio",), lambda value: 0 <= value <= 1),
     ("at least 0 and less than 1", ("ema_decay",), lambda value: 0 <= value < 1),
+    (
+        "env://, tcp://HOST:PORT or file:///PATH",
+        ("rendezvous.init_method",),
+        _is_init_method,
+    ),
     ("the name of a directory", ("run_dir",), lambda value: bool(value.strip())),
     (
         "a type without a number, such as cpu (each rank takes the device of its own number)",
@@ -71,11 +92,17 @@ CHANGES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "peak_tflops",
             "on_nonfinite",
             "max_nonfinite_steps",
+            "connect_timeout_s",
             "timeout_s",
             "watchdog_s",
             "data.num_workers",
             "data.prefetch_factor",
             "data.multiprocessing_context",
+            "rendezvous.init_method",
+            "rendezvous.rank",
+            "rendezvous.world_size",
+            "rendezvous.local_rank",
+            "rendezvous.local_world_size",
         ),
     ),
     ("weights and moments are converted", ("dtype",)),

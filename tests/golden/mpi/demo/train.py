@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from . import data, task
-from .config import Config, samples_per_forward
+from .config import Config, find_place, samples_per_forward
 from .engine import attempts, ddp, distributed, gradient, keyed, optim, prepare, report
 from .engine.checkpoint import finishing
 from .engine.cli import told_how_it_ends
 from .engine.distributed import World, process_group
 from .engine.failure import told
-from .engine.launch import launch_from_environment, run_to_exit
+from .engine.launch import run_to_exit
 from .engine.loader import Batch, BatchStream, build_loaders, to_device
 from .engine.metrics import Metrics
 from .engine.rundir import RunDir
@@ -40,11 +40,11 @@ logger = logging.getLogger(f"{__package__}.train")  # run as a module, __name__ 
 
 
 @record  # leaves the traceback of a rank that fails to the launcher
-def main(config: Config, init_method: str = "env://") -> None:
+def main(config: Config) -> None:
     """Join the other processes, train, leave. The model lives and dies within `train`."""
-    launch = launch_from_environment()
+    launch, config = find_place(config)
     run = RunDir(config.run_dir, launch)
-    group = process_group(launch, config, init_method)
+    group = process_group(launch, config)
     with Stop(run) as stop, told_how_it_ends(run), group as world, told(run, world):
         train(config, world, run, stop)
 

@@ -5,7 +5,6 @@ Everything here works in a single process as well, where there is no group.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from ..config import Config
-from .launch import Launch, Refused, restart_count
+from . import platforms
+from .explain import one_line
+from .launch import Launch, NotMet, Refused, restart_count
+from .meeting import leave_store, open_store, place_of
 from .pulse import Pulse
 
 T = TypeVar("T")
@@ -42,10 +43,10 @@ class World(Launch):
 
 
 def choose_device(name: str, launch: Launch) -> torch.device:
-    """The device of this rank. With fewer devices than ranks on a machine, ranks share them.
+    """The device of this rank. One that is the only one to be seen may be shared.
 
     Raises:
-        Refused: there is no such device here.
+        Refused: there is no such device here, or there are several, and too few.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -55,7 +56,13 @@ def choose_device(name: str, launch: Launch) -> torch.device:
             f"device: expected {name!r}, but this machine shows {here.type if here else 'none'}: "
             "check the driver and the visible devices, or pass --device cpu"
         )
-    return torch.device(name, launch.local_rank % torch.accelerator.device_count())
+    count = torch.accelerator.device_count()
+    if 1 < count < launch.local_world_size:
+        raise Refused(
+            f"device: {launch.local_world_size} processes on a machine with {count} device(s): "
+            "start fewer processes"
+        )
+    return torch.device(name, launch.local_rank % count)
 
 
 def choose_backend(config: Config) -> str:
@@ -80,7 +87,7 @@ def set_matmul_precision(config: Config) -> None:
 
 
 @contextmanager
-def process_group(launch: Launch, config: Config, init_method: str = "env://") -> Iterator[World]:
+def process_group(launch: Launch, config: Config) -> Iterator[World]:
     """Join the others, and leave at the end. Collective. A single process joins nobody.
 
     The caller's DDP model and optimizer must be gone before this ends: destroying a group that a
@@ -88,6 +95,7 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
     the peers may be dead and would be waited for.
     """
     backend = choose_backend(config)
+    platforms.prepare(launch, backend)
     device = choose_device(config.device, launch)
     set_matmul_precision(config)
     if device.type != "cpu":
@@ -96,9 +104,9 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
         yield World(**vars(launch), device=device)
         return
     timeout = timedelta(seconds=config.timeout_s)
+    limit = timedelta(seconds=config.connect_timeout_s)
     try:
-        # As init_process_group would; the ranks' own messages go through the store as well.
-        store, _, _ = next(rendezvous(init_method, launch.rank, launch.world_size, timeout=timeout))
+        store = open_store(launch, limit)  # the ranks' own messages go through it as well
         store.set_timeout(timeout)
         dist.init_process_group(
             backend,
@@ -108,18 +116,23 @@ def process_group(launch: Launch, config: Config, init_method: str = "env://") -
             timeout=timeout,
         )
     except RuntimeError as error:
-        place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise ConnectionError(
-            f"rank {launch.rank} of {launch.world_size} did not find the others at {place} within "
-            f"{config.timeout_s:g} s: are all started, with the same address, and is it reachable?"
+        raise NotMet(
+            f"rank {launch.rank} of {launch.world_size} did not find the others at "
+            f"{place_of(launch)} within {config.connect_timeout_s:g} s: are all started, with the "
+            f"same address, and is it reachable? ({one_line(str(error))[:200]})"
         ) from error
     messages = PrefixStore(f"messages {restart_count()}", store)
     try:
         yield World(**vars(launch), device=device, store=messages)
     except Refused:
-        dist.destroy_process_group()  # all ranks refuse together, and before DDP
+        _leave(launch, store)  # all ranks refuse together, and before DDP
         raise
+    _leave(launch, store)
+
+
+def _leave(launch: Launch, store: Store) -> None:
     dist.destroy_process_group()
+    leave_store(launch, store)
 
 
 def patient_group(world: World) -> dist.ProcessGroup | None:

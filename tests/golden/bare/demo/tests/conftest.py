@@ -5,12 +5,14 @@ matrix product on two threads is enough) hangs its children, so the server only 
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read once, when torch is imported
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+if sys.platform == "linux":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 # The server that forks ranks starts with the environment, not with pytest's sys.path.
 ROOT = Path(__file__).parents[2]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

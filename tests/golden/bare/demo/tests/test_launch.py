@@ -1,6 +1,7 @@
 """Engine: a process knows its place from the launcher's variables, and ends with the right code."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,17 +32,66 @@ def test_place_that_makes_no_sense_is_refused(
         launch.launch_from_environment()
 
 
-@pytest.mark.parametrize(("asked", "given"), [({}, "0"), ({"MAX_RESTARTS": "4"}, "4")])
-def test_restarts_are_passed_on(tmp_path: Path, asked: dict[str, str], given: str) -> None:
-    program = tmp_path / "torchrun"
-    program.write_text('#!/bin/sh\necho "$@ store=$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"\n')
-    program.chmod(0o755)
-    (script,) = Path(launch.__file__).parents[1].glob("launch/torchrun_*.sh")
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "NPROC_PER_NODE": "2", "PATH": path, **asked}
-    said = subprocess.run([script], env=environment, capture_output=True, text=True, check=True)
-    assert f" --max-restarts {given} " in said.stdout
-    assert said.stdout.endswith(".train store=1\n")
+(SCRIPT,) = Path(launch.__file__).parents[1].glob("launch/*.sh")
+
+
+def dry_run(*words: str, **environment: str) -> tuple[dict[str, str], list[str]]:
+    """What the script of launch/ would do: the variables that it sets, and its command."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    ended = subprocess.run(
+        [SCRIPT, "--dry-run", *words],
+        env={**own, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == ""
+    *variables, command = ended.stderr.splitlines()
+    return dict(line.split("=", 1) for line in variables), shlex.split(command)
+
+
+def test_script_says_what_it_would_run() -> None:
+    variables, command = dry_run("--epochs", "3", "--run_dir=a b", NPROC="2")
+    assert command[-3:] == ["--epochs", "3", "--run_dir=a b"]
+    assert f"{launch.__name__.partition('.')[0]}.train" in command
+    assert command[command.index("--nproc-per-node") + 1] == "2"
+    assert command[command.index("--max-restarts") + 1] == "0"
+    assert "--standalone" in command
+    assert "SIGUSR1" in command[command.index("--signals-to-handle") + 1].split(",")
+    assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert "TORCH_DISTRIBUTED_DEBUG" not in variables
+
+
+def test_what_you_have_set_stays() -> None:
+    variables, command = dry_run(OMP_NUM_THREADS="7", MAX_RESTARTS="4")
+    assert variables["OMP_NUM_THREADS"] == "7"
+    assert command[command.index("--max-restarts") + 1] == "4"
+
+
+def test_debugging_lets_torch_talk() -> None:
+    variables, command = dry_run("--debug", TORCH_DISTRIBUTED_DEBUG="INFO")
+    assert variables["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
+    assert variables["TORCH_CPP_LOG_LEVEL"] == "INFO"
+    assert "--debug" not in command
+
+
+def test_processes_share_the_cpus_that_the_script_may_use() -> None:
+    usable = len(os.sched_getaffinity(0))
+    assert dry_run(NPROC="1")[0]["OMP_NUM_THREADS"] == str(usable)
+    assert dry_run(NPROC=str(usable))[0]["OMP_NUM_THREADS"] == "1"
+    assert dry_run(NPROC=str(2 * usable))[0]["OMP_NUM_THREADS"] == "1"
+    whole = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(whole)})
+    try:
+        assert dry_run(NPROC="1")[0]["OMP_NUM_THREADS"] == "1"
+    finally:
+        os.sched_setaffinity(0, whole)
+
+
+def test_processes_are_the_visible_gpus() -> None:
+    assert dry_run(CUDA_VISIBLE_DEVICES="0,3,5")[1] == dry_run(NPROC="3")[1]
+    assert dry_run(CUDA_VISIBLE_DEVICES="")[1] == dry_run(NPROC="1")[1]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def outcomes(
 ) -> list[Outcome]:
     """Call `function(init_method, *args)` on `world_size` ranks; what became of each, by rank.
 
-    The function must be importable by its name. `init_method` is for `train.main`.
+    The function must be importable by its name. `init_method` is for `rendezvous`.
     """
     context = _forkserver()
     with tempfile.TemporaryDirectory() as directory:

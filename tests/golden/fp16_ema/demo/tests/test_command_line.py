@@ -21,7 +21,7 @@ from .scenario import read_metrics, run_training, set_config
 from .toy import Toy, put
 
 HERE = Path(train.__file__).parent
-SCRIPT = HERE / "launch" / "torchrun_single.sh"
+SCRIPT = HERE / "launch" / "train.sh"
 CPU, GPU = ["--device", "cpu"], ["--device", "cuda"]
 
 Answer = subprocess.CompletedProcess[str]
@@ -43,7 +43,7 @@ def call(words: list[str], **environment: str) -> Answer:
 
 def launch(*settings: str) -> Answer:
     """Train two processes with the script of launch/."""
-    environment = {"NPROC_PER_NODE": "2"}
+    environment = {"NPROC": "2"}
     return call([str(SCRIPT), *settings], **environment)
 
 

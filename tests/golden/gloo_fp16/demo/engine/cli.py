@@ -19,7 +19,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from .explain import alternatives, explain, mismatch, nearest, one_line
-from .launch import Launch, Refused, is_restarted
+from .launch import Launch, Refused, is_launched, is_restarted
 from .rundir import PACKAGE, RunDir
 
 EXIT_REFUSED = 2
@@ -39,6 +39,8 @@ def parse_settings(cls: type[T], argv: Sequence[str] | None = None) -> T:
         Refused: a mistake, in one line: the key, what was expected, what was got.
     """
     files, options = split_option(sys.argv[1:] if argv is None else argv, "config")
+    # `python -m torch.distributed.launch` adds it to every command, beside the variable.
+    options = [word for word in options if word != f"--local-rank={os.environ.get('LOCAL_RANK')}"]
     hints = _leaf_hints(cls)
     places: dict[str, str] = {}
     for file in files:
@@ -87,9 +89,10 @@ def guess_run_dir(argv: Sequence[str], default: str) -> str:
     return (split_option(options, "run_dir")[0] or [default])[-1]
 
 
-def guess_launch() -> Launch:
+def guess_launch(argv: Sequence[str]) -> Launch:
     """Return this process's rank as far as it can be told: the launcher may be what is wrong."""
-    words = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK")]
+    given = split_option(argv, "rendezvous.rank")[0]
+    words = [os.environ.get("RANK", (given or [""])[-1]), os.environ.get("LOCAL_RANK", "")]
     rank, local_rank = (int(word) if word.isdecimal() else 0 for word in words)
     return Launch(rank=rank, local_rank=local_rank)
 
@@ -122,25 +125,25 @@ def leave_if_refused(argv: Sequence[str] | None, default: str) -> None:
     """
     if not is_restarted():
         return
-    run_dir = guess_run_dir(sys.argv[1:] if argv is None else argv, default)
-    if RunDir(run_dir, guess_launch()).is_refused():
+    words = sys.argv[1:] if argv is None else argv
+    if RunDir(guess_run_dir(words, default), guess_launch(words)).is_refused():
         raise SystemExit(EXIT_REFUSED)
 
 
 def refuse(error: Refused, run: RunDir) -> NoReturn:
     """End this process with exit code 2: a line on standard error, `refused` in status.json.
 
-    One rank of each machine speaks; rank 0 writes, and never into a directory where another run
-    is live.
+    One rank of each machine speaks, or each that was started by hand; rank 0 writes, and never
+    into a directory where another run is live.
 
     Raises:
         SystemExit: always.
     """
-    if run.launch.local_rank == 0:
+    if run.launch.local_rank == 0 or not is_launched():
         print(f"{PACKAGE}: {one_line(str(error))}", file=sys.stderr, flush=True)
     if run.launch.rank == 0:
         run.mark("refused")
-    else:
+    elif is_launched():
         # A launcher ends all ranks as soon as one has left: let rank 0 say why before that. It is
         # waited for where its word can be seen, on a loaded machine for some seconds.
         for _ in range(50):

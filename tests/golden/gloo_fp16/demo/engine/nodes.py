@@ -1,19 +1,20 @@
 """Engine: what a launcher must be told of this machine, where several train. No torch.
 
-`python -m PACKAGE.engine.nodes HOST:PORT RUN_ID` prints it for a shell to read, and refuses what
-could only end in a time-out.
+`python -m PACKAGE.engine.nodes HOST:PORT RUN_ID [LIMIT_S]` prints it for a shell to read, refuses
+what could only end in a time-out, and waits for the machine at which all meet.
 """
 
 import contextlib
 import socket
-import struct
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .launch import Refused
+from .launch import NotMet, Refused
+from .reach import interface_of, rows_of
 
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_SAY_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Node:
         return f"{self.address} {str(self.is_host).lower()} {self.interface}"
 
 
-def look_up(endpoint: str, run_id: str) -> Node:
-    """Find out how this machine reaches HOST:PORT.
+def look_up(endpoint: str, run_id: str, limit_s: float | None = None) -> Node:
+    """Find out how this machine reaches HOST:PORT; with a limit, wait until it does.
 
     Raises:
-        Refused: it does not, others could not, or somebody else has the port.
+        Refused: it never will, others could not, or somebody else has the port.
+        NotMet: it does not, in so many seconds.
     """
     host, port = split_endpoint(endpoint)
     name = socket.gethostname()
@@ -65,7 +67,35 @@ def look_up(endpoint: str, run_id: str) -> Node:
         ) from None
     if own == address:
         check_port(port, run_id)
+    elif limit_s is not None:
+        wait_for(host, address, port, limit_s)
     return Node(own, interface_of(own), own == address)
+
+
+def wait_for(host: str, address: str, port: int, limit_s: float) -> None:
+    """Wait until the machine at which all meet lets this one in; say now and then for what.
+
+    Raises:
+        NotMet: it does not, in that time.
+    """
+    began = said = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=5.0).close()
+        except OSError as error:
+            now = time.monotonic()
+            waits = f"{socket.gethostname()} waits for {host}:{port} = {address} ({error})"
+            if now - began > limit_s:
+                raise NotMet(
+                    f"{waits}, for {limit_s:g} s now: start the same command there, and open the "
+                    "port; JOIN_TIMEOUT_S waits longer"
+                ) from None
+            if now - said > _SAY_S:
+                said = now
+                print(f"{waits}: {now - began:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(0.5)
+            continue
+        return
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -116,47 +146,17 @@ def _listening_at(port: int) -> list[str]:
     """The numbers of the sockets that listen at a port, from Linux's tables."""
     found = []
     for table in ("tcp", "tcp6"):
-        for _, local, _, state, *fields in _rows_of(f"/proc/net/{table}")[1:]:
+        for _, local, _, state, *fields in rows_of(f"/proc/net/{table}")[1:]:
             if state == "0A" and int(local.rpartition(":")[2], 16) == port:
                 found.append(fields[5])
     return found
 
 
-def _rows_of(table: str) -> list[list[str]]:
-    """The rows of one of Linux's tables, in words; none on another system."""
-    try:
-        return [line.split() for line in Path(table).read_text().splitlines()]
-    except OSError:
-        return []
-
-
-def interface_of(address: str) -> str:
-    """The name of the interface that has an address of this machine; empty where unknown."""
-    if ":" in address:
-        packed = socket.inet_pton(socket.AF_INET6, address).hex()
-        names = {row[0]: row[-1] for row in _rows_of("/proc/net/if_inet6")}
-        return names.get(packed, "")
-    with socket.socket(type=socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            if _address_of(name, asked) == address:
-                return name
-    return ""
-
-
-def _address_of(interface: str, asked: socket.socket) -> str | None:
-    """The IPv4 address of an interface; None where it has none, or the system does not say."""
-    try:
-        import fcntl
-
-        answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
-    except (ImportError, OSError):
-        return None
-    return socket.inet_ntoa(answer[20:24])
-
-
 if __name__ == "__main__":
     try:
-        print(look_up(*sys.argv[1:]))
+        print(look_up(sys.argv[1], sys.argv[2], *map(float, sys.argv[3:])))
     except Refused as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except NotMet as error:
+        sys.exit(str(error))

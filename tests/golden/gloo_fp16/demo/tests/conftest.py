@@ -5,12 +5,14 @@ matrix product on two threads is enough) hangs its children, so the server only 
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read once, when torch is imported
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+if sys.platform == "linux":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
     del os.environ[name]  # it is meant for trainings
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # no network

@@ -58,7 +58,7 @@ def run_training(
 
     put(train, run_steps=recorded)
     try:
-        train.main(config, init_method)
+        train.main(set_config(config, rendezvous__init_method=init_method))
     except SystemExit as error:
         if error.code != EXIT_STOPPED:
             raise

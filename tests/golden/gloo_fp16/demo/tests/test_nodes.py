@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from ..engine import nodes
-from ..engine.launch import Refused
+from ..engine.launch import NotMet, Refused
 
 RUN_ID = "a run that nobody else has"
 
@@ -93,13 +94,6 @@ def test_machine_at_which_all_meet_knows_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert checked == [(29500, RUN_ID)]
 
 
-def test_interfaces_are_found_by_their_addresses() -> None:
-    assert nodes.interface_of("127.0.0.1") == "lo"
-    assert nodes.interface_of("198.51.100.1") == ""  # an address for documents
-    has_ipv6 = "lo" in Path("/proc/net/if_inet6").read_text().split()
-    assert nodes.interface_of("::1") == ("lo" if has_ipv6 else "")
-
-
 def test_port_of_another_process_is_refused_with_its_name(listener: int) -> None:
     words = f"port {listener} of {socket.gethostname()} can't be had .*, process {os.getpid()} has"
     with pytest.raises(Refused, match=words):
@@ -109,6 +103,17 @@ def test_port_of_another_process_is_refused_with_its_name(listener: int) -> None
 def test_port_of_another_launcher_of_this_run_is_none(listener: int) -> None:
     command = Path("/proc/self/cmdline").read_text().split("\0")
     nodes.check_port(listener, command[0])
+
+
+def test_host_is_waited_for(listener: int) -> None:
+    nodes.wait_for("node0", "127.0.0.1", listener, 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        closed = other.getsockname()[1]
+    words = f"waits for node0:{closed} = 127.0.0.1 .*refused.*, for 1 s now: start the same"
+    start = time.monotonic()
+    with pytest.raises(NotMet, match=words):
+        nodes.wait_for("node0", "127.0.0.1", closed, 1.0)
+    assert time.monotonic() - start < 10
 
 
 def test_free_port_is_none(listener: int) -> None:

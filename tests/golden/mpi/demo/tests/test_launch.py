@@ -1,7 +1,10 @@
 """Engine: a process knows its place from the launcher's variables, and ends with the right code."""
 
+import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +38,93 @@ def test_place_among_the_processes_of_mpirun(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name)
     for name, value in (("RANK", 3), ("SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    assert launch.launch_from_environment() == launch.Launch(3, 1, 4, 2)
+    several = launch.launch_from_environment()
+    assert several == launch.Launch(3, 1, 4, 2)
+    with pytest.raises(launch.Refused, match=r"^MASTER_ADDR: expected the address"):
+        launch.check_meeting(several)  # the others would look for rank 0 on their own machines
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "local_rank", "local_size"),
+    [
+        tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ],
+)
+def test_processes_of_mpirun_on_one_machine_meet_there(
+    rank: str, size: str, local_rank: str, local_size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*NAMES, "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "set and deleted, so that the end of the test deletes it too")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(rank, "1")
+    with pytest.raises(launch.Refused, match=r"^RANK set without LOCAL_RANK and WORLD_SIZE"):
+        launch.launch_from_environment()
+    for name, value in ((size, "2"), (local_rank, "1"), (local_size, "2")):
+        monkeypatch.setenv(name, value)
+    here = launch.launch_from_environment()
+    assert here == launch.Launch(1, 1, 2, 2)
+    launch.check_meeting(here)
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+
+
+(SCRIPT,) = Path(launch.__file__).parents[1].glob("launch/*.sh")
+
+
+def dry_run(*words: str, **environment: str) -> tuple[dict[str, str], list[str]]:
+    """What the script of launch/ would do: the variables that it sets, and its command."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    ended = subprocess.run(
+        [SCRIPT, "--dry-run", *words],
+        env={**own, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == ""
+    *variables, command = ended.stderr.splitlines()
+    return dict(line.split("=", 1) for line in variables), shlex.split(command)
+
+
+def test_script_says_what_it_would_run() -> None:
+    variables, command = dry_run("--epochs", "3", "--run_dir=a b", NPROC="2")
+    assert command[-3:] == ["--epochs", "3", "--run_dir=a b"]
+    assert f"{launch.__name__.partition('.')[0]}.train" in command
+    assert command[:3] == ["mpirun", "-np", "2"]
+    assert "TORCH_DISTRIBUTED_DEBUG" not in variables
+
+
+def test_what_you_have_set_stays() -> None:
+    variables, command = dry_run(OMP_NUM_THREADS="7", MAX_RESTARTS="4")
+    assert variables["OMP_NUM_THREADS"] == "7"
+    assert command[:3] == ["mpirun", "-np", "1"]
+
+
+def test_debugging_lets_torch_talk() -> None:
+    variables, command = dry_run("--debug", TORCH_DISTRIBUTED_DEBUG="INFO")
+    assert variables["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
+    assert variables["TORCH_CPP_LOG_LEVEL"] == "INFO"
+    assert variables["NCCL_DEBUG"] == "INFO"
+    assert "--debug" not in command
+
+
+def test_processes_share_the_cpus_that_the_script_may_use() -> None:
+    usable = len(os.sched_getaffinity(0))
+    assert dry_run(NPROC="1")[0]["OMP_NUM_THREADS"] == str(usable)
+    assert dry_run(NPROC=str(usable))[0]["OMP_NUM_THREADS"] == "1"
+    assert dry_run(NPROC=str(2 * usable))[0]["OMP_NUM_THREADS"] == "1"
+    whole = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(whole)})
+    try:
+        assert dry_run(NPROC="1")[0]["OMP_NUM_THREADS"] == "1"
+    finally:
+        os.sched_setaffinity(0, whole)
+
+
+def test_processes_are_the_visible_gpus() -> None:
+    assert dry_run(CUDA_VISIBLE_DEVICES="0,3,5")[1] == dry_run(NPROC="3")[1]
+    assert dry_run(CUDA_VISIBLE_DEVICES="")[1] == dry_run(NPROC="1")[1]
 
 
 @pytest.mark.parametrize(

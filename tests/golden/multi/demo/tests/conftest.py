@@ -5,12 +5,14 @@ matrix product on two threads is enough) hangs its children, so the server only 
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read once, when torch is imported
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+if sys.platform == "linux":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # it is meant for trainings
 os.environ.update(WANDB_MODE="offline", WANDB_ERROR_REPORTING="false")  # no network

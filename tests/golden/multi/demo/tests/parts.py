@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .. import train
-from ..config import Config
+from ..config import Config, find_place
 from ..engine.distributed import World, process_group
-from ..engine.launch import launch_from_environment
 from ..engine.loader import build_loaders
 from ..engine.sampler import Plan
 from ..engine.state import Job
@@ -26,8 +25,10 @@ def joined(init_method: str, toy: Toy | None = None, **changes: Any) -> Iterator
     """A job of the toy task, in which this process is one of the ranks, on the CPU."""
     toy = toy or Toy()
     toy.use()
+    changes["rendezvous__init_method"] = init_method
     config = set_config(Config(), **{"device": "cpu", "timeout_s": 20.0, **changes})
-    with process_group(launch_from_environment(), config, init_method) as world:
+    launch, config = find_place(config)
+    with process_group(launch, config) as world:
         plan = Plan(toy.num_samples, 8, 8, world.world_size)
         state = train.build_state(config, world)
         yield Job(config, world, plan, state, model=state.module)

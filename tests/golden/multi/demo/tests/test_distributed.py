@@ -139,7 +139,7 @@ def show_devices(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("count", "local_rank", "local_world_size", "index"),
-    [(1, 0, 1, 0), (4, 3, 4, 3), (8, 5, 8, 5), (8, 1, 2, 1), (4, 5, 8, 1), (1, 1, 2, 0)],
+    [(1, 0, 1, 0), (4, 3, 4, 3), (8, 5, 8, 5), (8, 1, 2, 1), (1, 1, 2, 0), (1, 7, 8, 0)],
 )
 def test_device_of_each_rank(
     count: int,
@@ -152,6 +152,13 @@ def test_device_of_each_rank(
     launch = Launch(local_rank, local_rank, local_world_size, local_world_size)
     assert choose_device("cuda", launch) == torch.device("cuda", index)
     assert choose_device("cpu", launch) == torch.device("cpu")
+
+
+def test_more_ranks_than_devices_are_refused_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_devices(monkeypatch, 4)
+    for local_rank in (0, 5):
+        with pytest.raises(Refused, match=r"^device: 8 processes on a machine with 4 device"):
+            choose_device("cuda", Launch(local_rank, local_rank, 8, 8))
 
 
 @pytest.mark.parametrize(("name", "count", "shown"), [("cuda", 0, "none"), ("xpu", 1, "cuda")])

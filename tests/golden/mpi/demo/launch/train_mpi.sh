@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Engine: train with Open MPI's mpirun.
+#
+# Usage: launch/train_mpi.sh [--dry-run] [--debug] [--config FILE] [--SETTING VALUE …]
+#   --dry-run         print what would be run, and the variables that are set, and end
+#   --debug           let PyTorch tell what the processes do together
+# Variables; what you set yourself stays as it is:
+#   NPROC             processes on this machine (default: the visible GPUs, or 1)
+#   OMP_NUM_THREADS   CPU threads of each process (default: the CPUs, shared out)
+#   MASTER_PORT       port at which the processes meet (default: another one for each run)
+# SIGTERM, SIGUSR1 or Ctrl-C to this script stops the processes, which save before.
+set -euo pipefail
+
+# Words for this script itself; the others are settings of the program.
+dry_run="" debug="" settings=()
+for word in "$@"; do
+  case $word in
+    --dry-run) dry_run=yes ;;
+    --debug) debug=yes ;;
+    *) settings+=("$word") ;;
+  esac
+done
+
+# Sets a variable, unless it has come set from outside, and notes it for the list that `run` prints.
+given=()
+give() {
+  if [[ -z "${!1+set}" ]]; then
+    printf -v "$1" '%s' "$2"
+  fi
+  export "${1?}"
+  given+=("$1=${!1}")
+}
+
+# Says what it is about to run, then does so in place of this script.
+run() {
+  printf '%s\n' "${given[@]}" "$(printf '%q ' "$@")" >&2
+  [[ -n "$dry_run" ]] || exec "$@"
+}
+
+# One process for each GPU that this shell may use; without a GPU, one.
+visible_gpus() {
+  if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+    tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '[^[:space:]]' || true
+  elif command -v nvidia-smi >/dev/null; then
+    { nvidia-smi --list-gpus 2>/dev/null || true; } | grep -c '^GPU' || true
+  else
+    echo 0
+  fi
+}
+processes=${NPROC:-$(visible_gpus)}
+if ((processes < 1)); then
+  processes=1
+fi
+
+# Each process takes its share of the CPUs that this shell may use.
+cpus=$(OMP_NUM_THREADS="" nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+threads=$((cpus / processes))
+give OMP_NUM_THREADS $((threads > 0 ? threads : 1))
+
+# PyTorch's record of the latest collectives, for a run that stands still; see the watchdog.
+give TORCH_FR_BUFFER_SIZE 2000
+give TORCH_FR_DUMP_TEMP_FILE "${TMPDIR:-/tmp}/nccl_trace_rank_"
+give TORCH_NCCL_DUMP_ON_TIMEOUT 1
+if [[ -n "$debug" ]]; then
+  give TORCH_DISTRIBUTED_DEBUG DETAIL
+  give TORCH_CPP_LOG_LEVEL INFO
+  give NCCL_DEBUG INFO
+fi
+
+# The package is found from any working directory, installed or not.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+
+give MASTER_PORT $((20000 + $$ % 10000))
+
+# mpirun kills all processes a second or two after SIGTERM or Ctrl-C, saved or not. SIGUSR1 it only
+# passes on, for them to save and end; and Ctrl-C reaches no process group but this script's own.
+trap 'kill -USR1 "${program:-}" 2>/dev/null || true' TERM INT USR1
+set -m
+
+# No binding: each process runs OMP_NUM_THREADS threads, and more where it loads data.
+run mpirun -np "$processes" --bind-to none \
+  python -m demo.train ${settings[@]+"${settings[@]}"} </dev/null &
+program=$!
+while :; do
+  code=0
+  wait "$program" || code=$?
+  kill -0 "$program" 2>/dev/null || exit "$code"
+done
