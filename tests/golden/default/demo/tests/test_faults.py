@@ -74,7 +74,8 @@ def killed(toy: Toy, seed: int, ranks: list[int]) -> Any:
     def killing(checkpointer: Checkpointer, *args: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls == 2 and int(os.environ["RANK"]) in ranks:
+        # The second save has returned, so the first is complete, also where a thread writes it.
+        if calls == 3 and int(os.environ["RANK"]) in ranks:
             threading.Timer(draws.random() * 0.06, kill).start()
         save(checkpointer, *args)
 
