@@ -33,8 +33,10 @@ CHOICES: dict[str, list[str] | list[bool]] = {
 
 # What can't be rendered: answers that must all be given for a row to apply, and why not.
 UNSUPPORTED: list[tuple[dict[str, str], str]] = [
-    ({"cluster": "slurm"}, "SLURM scripts are not available yet, choose cluster=none"),
-    ({"cluster": "kubernetes"}, "Kubernetes files are not available yet, choose cluster=none"),
+    (
+        {"backend": "mpi", "nodes": "multi", "cluster": "kubernetes"},
+        "mpirun enters other machines by ssh, which pods don't let in: choose another backend",
+    ),
 ]
 
 # A package of one of these names would hide the one that the project imports.

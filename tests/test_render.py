@@ -40,6 +40,7 @@ def _always(_: Answers) -> bool:
 
 # Every file that a project can have, and when it has it. `P` is the package directory.
 FILES: dict[str, Predicate] = {
+    ".dockerignore": lambda a: a["cluster"] == "kubernetes",
     ".gitattributes": _always,
     ".github/workflows/ci.yml": lambda a: a["ci"] == "github",
     ".gitignore": _always,
@@ -104,6 +105,10 @@ FILES: dict[str, Predicate] = {
     "P/generate.py": lambda a: a["example"] == "bytes",
     "P/launch/task.sh": lambda a: a["cluster"] == "slurm",
     "P/launch/train.sbatch": lambda a: a["cluster"] == "slurm",
+    "P/launch/Dockerfile": lambda a: a["cluster"] == "kubernetes",
+    "P/launch/job.yaml": lambda a: a["cluster"] == "kubernetes",
+    "P/launch/trainjob.yaml": lambda a: a["cluster"] == "kubernetes" and a["backend"] != "mpi",
+    "P/launch/volume.yaml": lambda a: a["cluster"] == "kubernetes",
     "P/launch/train_mpi.sh": lambda a: a["backend"] == "mpi",
     "P/launch/node.sh": lambda a: a["backend"] != "mpi" and a["nodes"] == "multi",
     "P/launch/train.sh": lambda a: a["backend"] != "mpi" and a["nodes"] == "single",
@@ -177,7 +182,7 @@ WORDS: list[tuple[str, set[Answer], str]] = [
     ("backend", {"nccl", "gloo"}, r"torchrun|rdzv"),
     ("nodes", {"multi"}, r"rdzv|(?i:nnodes)|HOSTFILE|several machines"),
     ("cluster", {"slurm"}, r"(?i:slurm|sbatch)|srun|scontrol|nodelist"),
-    ("cluster", {"kubernetes"}, r"(?i:kubernetes|kubectl)"),
+    ("cluster", {"kubernetes"}, r"(?i:kube|docker|\bpods?\b|trainjob)"),
     # Every project can send gradients in 16 bits: `ddp.comm_hook`, whose values are quoted.
     ("amp", {"bf16"}, r"""bfloat16|test_bf16|(?<!["'_=])bf16(?!_compress)"""),
     (
@@ -324,7 +329,9 @@ def test_every_file_parses(all_rendered: list[Rendered]) -> None:
         elif name.endswith(".toml"):
             tomllib.loads(text)
         elif name.endswith((".yaml", ".yml")):
-            assert yaml.safe_load(text), name
+            documents = list(yaml.safe_load_all(text))
+            assert documents, name
+            assert all(documents), name
         elif name.endswith((".sh", ".sbatch")):
             scripts.append(path)
     assert scripts
@@ -414,7 +421,8 @@ def _used_answers(source: str) -> set[str]:
 def test_declared_answers_are_the_used_ones() -> None:
     used = {key for path in _templates() for key in _used_answers(path.read_text())}
     used |= {key for path in _templates() for key in _used_answers(str(path.relative_to(ROOT)))}
-    assert used == {"project_name", "author", "project_slug", *all_answers()}
+    derived = {"__dns_name"}
+    assert used == {"project_name", "author", "project_slug", *all_answers(), *derived}
 
 
 def test_the_hook_knows_the_questions() -> None:

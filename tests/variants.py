@@ -32,6 +32,7 @@ VARIANTS: dict[str, Answers] = {
     "fp16_ema": {"amp": "fp16", "ema": True, "ci": "gitlab"},
     "multi": {
         "nodes": "multi",
+        "cluster": "kubernetes",
         "accumulation": False,
         "checkpoint": "per_rank",
         "ema": True,

@@ -1,0 +1,1 @@
+"""What Kubernetes is told: manifests and the image."""
