@@ -66,6 +66,14 @@ def interrupted(place: str, rank: int, names: list[str]) -> Any:
     """Prepare a training in which a rank is sent signals at a place, once."""
     put(stopping, _LOOK_S=0.0)  # trainings here are over in less than a moment
     left = list(names) if int(os.environ["RANK"]) == rank else []
+    heard = threading.Event()
+    request = Stop.request
+
+    def request_and_note(stop: Stop, reason: str) -> None:
+        request(stop, reason)
+        heard.set()
+
+    put(Stop, request=request_and_note)
 
     def wrap(function: Callable[..., Any], number: int) -> Callable[..., Any]:
         calls = 0
@@ -75,6 +83,7 @@ def interrupted(place: str, rank: int, names: list[str]) -> Any:
             calls += 1
             while calls == number and left:
                 interrupt(left.pop(0))
+                assert heard.wait(30)  # on a busy machine the thread may hear of it later
             return function(*args, **named)
 
         return wrapped
