@@ -429,18 +429,18 @@ MUTATIONS = [
     # Stops.
     mutation(
         "a signal is handled without agreement",
-        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        "test_agreement.py::test_no_rank_leaves_while_another_one_goes_on",
         *("engine/stop.py", "            self.is_agreed = self._is_named_window()\n"),
         "            self.is_agreed = True\n",
     ),
     mutation(
         "rank 0 names the window that it is in",
-        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        "test_agreement.py::test_no_rank_leaves_while_another_one_goes_on",
         *("engine/stop.py", "str(self._window + 1)", "str(self._window)"),
     ),
     mutation(
         "a rank that heard of a stop takes its own signal for a second one",
-        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        "test_agreement.py::test_no_rank_leaves_while_another_one_goes_on",
         "engine/stop.py",
         "self._asked_at = self._looked_at  #",
         "pass  #",
