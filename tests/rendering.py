@@ -151,9 +151,10 @@ def _compile_once(environment: Environment, *arguments: Any) -> str | CodeType:
 
     What comes out depends on no answer: answers are looked up when the code runs.
     """
-    if arguments not in _compiled:
-        _compiled[arguments] = _compile(environment, *arguments)
-    return _compiled[arguments]
+    key = (Environment._parse, *arguments)  # while branches are recorded, it is another one
+    if key not in _compiled:
+        _compiled[key] = _compile(environment, *arguments)
+    return _compiled[key]
 
 
 def render(answers: Answers, dest: Path, slug: str = SLUG, **options: Any) -> Path:
