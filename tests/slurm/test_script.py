@@ -70,6 +70,7 @@ FAILING = '#!/usr/bin/env bash\necho "$*" >>"$CALLS/scontrol"\nexit 1\n'
 # The names of the machines lead nowhere here.
 PYTHON = r"""#!/usr/bin/env bash
 case "$*" in
+  *engine.agent*) shift 2 && exec torchrun "$@" ;;
   *engine.nodes*) echo "10.0.0.$SLURM_NODEID false eth0" ;;
   *) exec {python} "$@" ;;
 esac
@@ -226,7 +227,8 @@ def test_all_meet_at_the_first_machine_of_the_list(
     assert code == 0, output
     (step,) = job.calls("srun")
     assert "--nodes=4 --ntasks=4 --ntasks-per-node=1 --kill-on-bad-exit=1" in step
-    commands = [line for line in output.splitlines() if line.startswith("torchrun ")]
+    launcher = f"python -m {SLUG}.engine.agent "
+    commands = [line for line in output.splitlines() if line.startswith(launcher)]
     own = [re.search(r"--local-addr 10\.0\.0\.(\d)", command)[1] for command in commands]  # type: ignore[index]
     assert sorted(own) == ["0", "1", "2", "3"]
     (same,) = {re.sub(r"--local-addr \S+", "", command) for command in commands}
