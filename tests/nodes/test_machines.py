@@ -189,6 +189,15 @@ def test_own_name_may_lead_nowhere(
     train(machines, projects("rank0"), epochs="1")
 
 
+def test_machine_alone_need_not_know_its_own_name(
+    machines: list[Machine], projects: Callable[[str], Path]
+) -> None:
+    machines[0].set_hosts("127.0.0.1 localhost")
+    alone = start(machines[0], projects("rank0"), nodes="1", NPROC="2", epochs="1")
+    assert alone.wait(END_S) == 0, alone.text()
+    assert "world size     2 on cpu" in alone.text()
+
+
 @dataclass(frozen=True)
 class Trouble:
     """What is wrong, and what each machine must say of it."""
