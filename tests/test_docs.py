@@ -464,7 +464,7 @@ def test_commands_for_torchrun_work(tmp_path: Path, newcomer: dict[str, str], co
     assert [needs for needs, _ in multi] == ["cluster", "cluster"]
     project = render({"backend": "gloo"}, tmp_path / "one", slug="my_project")
     (said,) = _run_blocks([("", single)], project, newcomer, count)
-    assert "\ntorchrun --standalone --nproc-per-node 1 " in said
+    assert "\ntorchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1 " in said
     project = render({"backend": "gloo", "nodes": "multi"}, tmp_path / "two", slug="my_project")
     short = "configs/default.yaml --device cpu --max_steps 2"
     blocks = [(needs, words.replace("configs/default.yaml", short)) for needs, words in multi]

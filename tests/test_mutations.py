@@ -16,8 +16,15 @@ from tests.own_tests import run_own_tests
 from tests.rendering import SLUG, Answers, render, silent
 from tests.serving import Server
 
-# All that can go wrong is in there: loss scale, averaged weights, micro-batches.
-ANSWERS: Answers = {"backend": "gloo", "amp": "fp16", "ema": True, "tracker": "none"}
+# All that can go wrong is in there: loss scale, averaged weights, micro-batches, machines, tasks.
+ANSWERS: Answers = {
+    "backend": "gloo",
+    "nodes": "multi",
+    "cluster": "slurm",
+    "amp": "fp16",
+    "ema": True,
+    "tracker": "none",
+}
 
 EXACTNESS = "test_exactness.py::test_epochs_equal_a_single_process"
 RESUME = "test_resume.py::test_stopped_and_resumed_is_bit_exact"
@@ -528,6 +535,107 @@ MUTATIONS = [
         "test_watchdog.py::test_store_that_does_not_answer_holds_nobody_up",
         *("engine/watchdog.py", "for thread in (*self._exchanges, self._thread):"),
         "[e.run() for e in self._exchanges]\n        for thread in [self._thread]:",
+    ),
+    # Who a process is, and where it meets the others.
+    mutation(
+        "processes without a launcher all take the first device",
+        "test_rendezvous.py::test_place_that_settings_give",
+        *("engine/launch.py", '"local_rank": said["rank"]', '"local_rank": 0'),
+    ),
+    mutation(
+        "a setting overrules the launcher",
+        "test_rendezvous.py::test_launcher_and_settings_must_agree",
+        *(
+            "engine/launch.py",
+            "        if value != getattr(launch, name):\n",
+            "        if False:\n",
+        ),
+    ),
+    mutation(
+        "the addresses of an earlier run are met again",
+        "test_rendezvous.py::test_file_that_has_been_used_is_refused",
+        *(
+            "engine/meeting.py",
+            'if is_file and store.add(f"rank {launch.rank}", 1) > 1:',
+            "if False:",
+        ),
+    ),
+    mutation(
+        "the rank among all machines chooses the device",
+        "test_distributed.py::test_device_of_each_rank",
+        *("engine/distributed.py", "launch.local_rank % count", "launch.rank % count"),
+    ),
+    mutation(
+        "another system's own name is looked up",
+        "test_platforms.py::test_what_can_train",
+        "engine/platforms.py",
+        'os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0")',
+        "pass",
+    ),
+    # Several machines.
+    mutation(
+        "all machines meet at a name that leads each to itself",
+        "test_nodes.py::test_name_of_every_machine_itself_is_refused",
+        *("engine/nodes.py", 'if address.startswith("127.") or address == "::1":', "if False:"),
+    ),
+    mutation(
+        "every machine keeps the store",
+        "test_nodes.py::test_machine_at_which_all_meet_knows_it",
+        *("engine/nodes.py", "interface_of(own), own == address)", "interface_of(own), True)"),
+    ),
+    mutation(
+        "the interface that was set is not the one that is tried",
+        "test_reach.py::test_address_is_that_of_the_interface",
+        *(
+            "engine/reach.py",
+            'if names := os.environ.get("GLOO_SOCKET_IFNAME"):',
+            'if names := "":',
+        ),
+    ),
+    mutation(
+        "a machine tries its own door",
+        "test_reach.py::test_each_machine_is_tried_once_by_another",
+        *("engine/reach.py", "(problem := _knock(following))", "(problem := _knock(own))"),
+    ),
+    mutation(
+        "the machine of rank 0 goes by its own name",
+        "test_route.py::test_machine_that_is_itself_by_that_name_looks_for_another",
+        *("engine/route.py", "if not own or _is_loopback(own):", "if not own:"),
+    ),
+    mutation(
+        "a process that has ended keeps its launcher",
+        "test_agent.py::test_process_counts_while_it_lives",
+        *("engine/agent.py", ' and state != "Z"', ""),
+    ),
+    # Tasks of a cluster.
+    mutation(
+        "the tasks of the job are taken for those of the step",
+        "test_srun.py::test_task_of_a_step",
+        *("engine/srun.py", '"WORLD_SIZE": "SLURM_STEP_NUM_TASKS"', '"WORLD_SIZE": "SLURM_NTASKS"'),
+    ),
+    mutation(
+        "the shell of a batch script takes a place",
+        "test_srun.py::test_shell_of_the_job_is_one_process",
+        "engine/srun.py",
+        'os.environ.get("SLURM_STEP_NUM_TASKS", "1")',
+        'os.environ.get("SLURM_STEP_NUM_TASKS", os.environ["SLURM_NTASKS"])',
+    ),
+    mutation(
+        "names of machines lose their zeros",
+        "test_nodelist.py::test_list_is_spelt_out",
+        *("engine/nodelist.py", "str(n).zfill(len(first))", "str(n)"),
+    ),
+    mutation(
+        "the end of an earlier start counts as this one's",
+        "test_outcome.py::test_earlier_end_is_none",
+        "engine/outcome.py",
+        'is_old = datetime.fromisoformat(status["updated"]).timestamp() < since',
+        "is_old = False",
+    ),
+    mutation(
+        "a start that did not come to training made progress",
+        "test_outcome.py::test_start_that_did_not_come_to_training_made_no_step",
+        *("engine/outcome.py", 'if float(last["started"]) >= since else 0', "if since else 0"),
     ),
 ]
 

@@ -73,3 +73,15 @@ def test_the_template_is_left_out_by_the_tools_of_the_repository() -> None:
 def test_every_question_has_a_prompt() -> None:
     questions = json.loads((ROOT / "cookiecutter.json").read_text())
     assert questions["__prompts__"].keys() == {key for key in questions if key[0] != "_"}
+
+
+def test_what_the_suite_leaves_out_runs_at_night() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    left_out = set(re.findall(r"not (\w+)", options["addopts"]))
+    assert left_out == {marker.partition(":")[0] for marker in options["markers"]}
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"]
+    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    targets = {command.rpartition("make ")[2] for command in commands if "make " in command}
+    recipes = re.split(r"\n(?=[\w-]+:)", (ROOT / "Makefile").read_text())
+    run = [recipe for recipe in recipes if recipe.partition(":")[0] in targets]
+    assert {m for m in left_out if not any(re.search(rf"-m \W*{m}\b", r) for r in run)} == set()

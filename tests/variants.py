@@ -74,6 +74,7 @@ ONCE = {
     "test_standstill.py": "multi",
     "test_prepare.py": "gloo_fp16",
     "test_reach.py": "multi",
+    "test_route.py": "multi",
     "test_watchdog.py": "gloo_fp16",
 }
 

@@ -20,6 +20,7 @@ import pytest
 
 from tests.conftest import Count
 from tests.endings import end_of
+from tests.nodes.machines import DISK, Machines, why_not
 from tests.rendering import SLUG, render, silent
 
 pytestmark = pytest.mark.mpi
@@ -226,3 +227,64 @@ def test_machines_of_a_list_are_told_where_to_meet(mpirun: Path, tmp_path: Path)
     assert job.wait() == 0, job.text()
     assert "MASTER_ADDR=localhost\n" in job.text()
     assert "world size     2 on cpu" in job.text()
+
+
+# In place of ssh: runs a command on a machine, with as little of an environment as ssh would give.
+AGENT = """#!/bin/bash
+case $1 in
+  node0) space={0.namespace} disk={0.disk} ;;
+  node1) space={1.namespace} disk={1.disk} ;;
+esac
+own="hostname $1; mount --bind $disk {place}; ${{*:2}}"
+exec env -i PATH=/usr/sbin:/usr/bin:/bin HOME="$HOME" \
+  ip netns exec "$space" unshare --uts --mount bash -c "$own"
+"""
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
+@pytest.mark.parametrize("interface", [None, "lo"])
+def test_machines_find_each_other_whatever_their_own_names_lead_to(
+    interface: str | None, mpirun: Path, tmp_path: Path, count: Count
+) -> None:
+    """As Debian's installer has it, a machine's own name is 127.0.1.1 there."""
+    with silent():
+        project = render({"backend": "mpi", "nodes": "multi", "tracker": "none"}, tmp_path)
+    (project / "hosts").write_text("node0 slots=1\nnode1 slots=1\n")
+    agent = tmp_path / "agent"
+    # What a person would have to decide on machines of their own.
+    environment = {
+        "HOSTFILE": "hosts",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_MCA_plm_rsh_agent": str(agent),
+        "PRTE_MCA_plm_ssh_agent": str(agent),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PATH": os.pathsep.join(
+            [str(mpirun), str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),
+    }
+    words = [*SETTINGS, "--max_steps", "2", "--connect_timeout_s", "20", "--run_dir", f"{DISK}/run"]
+    script = project / SLUG / "launch" / "train_mpi.sh"
+    command = ["env", "-u", "GLOO_SOCKET_IFNAME", "-C", str(project)]
+    command += [f"{name}={value}" for name, value in environment.items()]
+    if interface is not None:
+        command.append(f"GLOO_SOCKET_IFNAME={interface}")
+    with Machines(tmp_path) as made:
+        agent.write_text(AGENT.format(*made.both, place=DISK))
+        agent.chmod(0o755)
+        for own, other in zip(made.both, made.both[::-1], strict=True):
+            names = (f"127.0.1.1 {own.name}", f"{other.address} {other.name}")
+            own.set_hosts("127.0.0.1 localhost", *names)
+        running = made.both[0].start([*command, str(script), *words])
+        code = running.wait(LONG_S)
+        text = running.text()
+    if interface is None:
+        assert code == 0, text
+        assert "world size     2 on cpu" in text
+        assert status(made.both[0].disk / "run")["step"] == 2
+        count("trainings that mpirun started on two machines", 1)
+    else:
+        assert code != 0, text
+        for rank in (0, 1):
+            assert f"rank {rank} on node{rank} at 127.0.0.1" in text, "what was set did not arrive"
+        assert "set GLOO_SOCKET_IFNAME on every machine" in text

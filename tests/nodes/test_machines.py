@@ -189,6 +189,33 @@ def test_own_name_may_lead_nowhere(
     train(machines, projects("rank0"), epochs="1")
 
 
+@pytest.mark.parametrize("mode", ["c10d", "static"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_machines_may_start_in_any_order(
+    machines: list[Machine], projects: Callable[[str], Path], mode: str, first: int
+) -> None:
+    project = projects("rank0")
+    running = [start(machines[first], project, mode=mode, epochs="1")]
+    time.sleep(5)
+    running.append(start(machines[1 - first], project, mode=mode, epochs="1"))
+    for one in running:
+        assert one.wait(END_S) == 0, one.text()
+    # Only the static numbers say on which of them rank 0 is.
+    kept = [number for number in (0, 1) if (machines[number].disk / "run/status.json").exists()]
+    assert len(kept) == 1
+    assert kept == [0] or mode == "c10d"
+    assert status(machines[kept[0]])["state"] == "done"
+
+
+def test_machine_alone_need_not_know_its_own_name(
+    machines: list[Machine], projects: Callable[[str], Path]
+) -> None:
+    machines[0].set_hosts("127.0.0.1 localhost")
+    alone = start(machines[0], projects("rank0"), nodes="1", NPROC="2", epochs="1")
+    assert alone.wait(END_S) == 0, alone.text()
+    assert "world size     2 on cpu" in alone.text()
+
+
 @dataclass(frozen=True)
 class Trouble:
     """What is wrong, and what each machine must say of it."""

@@ -27,6 +27,7 @@ from .meeting import leave_store, open_store, place_of
 from .pulse import Pulse
 {% if cookiecutter.nodes == "multi" %}
 from .reach import check_reachable
+from .route import choose_interface
 {% endif %}
 
 T = TypeVar("T")
@@ -154,6 +155,7 @@ def process_group(launch: Launch, config: Config) -> Iterator[World]:
         store = open_store(launch, limit)  # the ranks' own messages go through it as well
         {% if cookiecutter.nodes == "multi" %}
         meeting = PrefixStore(f"meeting {restart_count()}", store)
+        choose_interface(launch, meeting, config.connect_timeout_s)
         check_reachable(launch, meeting, config.connect_timeout_s)
         {% endif %}
         store.set_timeout(timeout)

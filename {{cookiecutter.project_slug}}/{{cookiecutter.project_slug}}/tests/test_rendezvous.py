@@ -220,6 +220,15 @@ def test_file_of_an_earlier_run_is_refused(run_dir: str, tmp_path: Path) -> None
         )
 
 
+def test_file_that_has_been_used_is_refused(tmp_path: Path) -> None:
+    ranks = [Launch(rank, rank, 2, 2, f"file://{tmp_path}/meet") for rank in (0, 1)]
+    limit = timedelta(seconds=1)
+    stores = [meeting.open_store(rank, limit) for rank in ranks]
+    with pytest.raises(Refused, match=r"^rendezvous.init_method: expected a new file, got "):
+        meeting.open_store(ranks[0], limit)
+    del stores  # with which torch removes the file
+
+
 def test_file_in_no_directory_is_refused() -> None:
     with pytest.raises(Refused, match=r"^rendezvous.init_method: expected a file in a directory"):
         meeting.open_store(Launch(0, 0, 2, 2, "file:///no/such/place"), timedelta(seconds=1))
