@@ -145,6 +145,29 @@ def test_after_the_loss_of_a_machine_the_next_start_goes_on_exactly(
     count("losses of a machine after which a run went on exactly", 2)
 
 
+@pytest.mark.parametrize("mode", ["c10d", "static"])
+def test_machine_is_replaced_while_the_other_waits(
+    machines: list[Machine], projects: Callable[[str], Path], mode: str, count: Count
+) -> None:
+    project = projects("rank0")
+    train(machines, project, mode=mode)
+    expected = end_of(project, machines[0].disk / "run")
+    for machine in machines:
+        shutil.rmtree(machine.disk / "run")
+    running = [start(machine, project, mode=mode, MAX_RESTARTS="10") for machine in machines]
+    for step in (10, 60):
+        wait_for_step(machines[0], step)
+        machines[1].kill()
+        shutil.rmtree(machines[1].disk / "run")  # another machine has a disk of its own
+        # Its launcher has started nothing yet, where that of the first machine has.
+        running[1] = start(machines[1], project, mode=mode, MAX_RESTARTS="10")
+    for one in running:
+        assert one.wait(120) == 0, one.text()
+    assert end_of(project, machines[0].disk / "run") == expected
+    assert running[0].text().count("resumed from") == 2, running[0].text()
+    count("machines replaced in a run that ended exactly", 2)
+
+
 def test_machine_that_returns_is_taken_in(
     machines: list[Machine], projects: Callable[[str], Path]
 ) -> None:
