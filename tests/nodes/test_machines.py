@@ -164,7 +164,10 @@ def test_machine_is_replaced_while_the_other_waits(
     for one in running:
         assert one.wait(120) == 0, one.text()
     assert end_of(project, machines[0].disk / "run") == expected
+    # Each start came about: nothing failed but the ranks that lost another one.
     assert running[0].text().count("resumed from") == 2, running[0].text()
+    assert running[0].text().count("failed (exitcode") == 2, running[0].text()
+    assert "failed (exitcode" not in running[1].text(), running[1].text()
     count("machines replaced in a run that ended exactly", 2)
 
 
