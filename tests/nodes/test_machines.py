@@ -139,6 +139,9 @@ def test_after_the_loss_of_a_machine_the_next_start_goes_on_exactly(
         machines[lost].kill()
         assert running[1 - lost].wait(END_S) != 0
         assert 0 < newest_step(machines[0]) < 400
+        said = running[1 - lost].text()
+        assert "machines met" not in said, said
+        assert ("machine at node0:29500 has ended" in said) == (lost == 0 and mode == "c10d"), said
     train(machines, project, mode=mode)
     assert end_of(project, machines[0].disk / "run") == expected
     assert status(machines[0])["state"] == "done"
@@ -213,6 +216,40 @@ def test_own_name_may_lead_nowhere(
     own = [f"{name} node1"] if name != "none" else []
     machines[1].set_hosts("127.0.0.1 localhost", "10.77.0.1 node0", *own)
     train(machines, projects("rank0"), epochs="1")
+
+
+def test_name_of_the_host_may_become_known_later(
+    machines: list[Machine], projects: Callable[[str], Path]
+) -> None:
+    machines[1].set_hosts("127.0.0.1 localhost")  # a pod's name is known once it runs
+    running = [start(machine, projects("rank0"), epochs="1") for machine in machines]
+    time.sleep(5)
+    assert all(one.process.poll() is None for one in running)
+    machines[1].set_hosts("127.0.0.1 localhost", "10.77.0.1 node0")
+    for one in running:
+        assert one.wait(120) == 0, one.text()
+
+
+def test_second_run_at_the_same_port_is_refused(
+    machines: list[Machine], projects: Callable[[str], Path]
+) -> None:
+    project = projects("rank0")
+    running = [start(machine, project, nodes="1:2", epochs="100000") for machine in machines]
+    wait_for_step(machines[0], 10)
+    second = start(machines[0], project, nodes="1:2", epochs="100000", run_dir=str(DISK / "other"))
+    deadline = time.monotonic() + END_S
+    while second.process.poll() is None:
+        assert time.monotonic() < deadline, second.text()
+        time.sleep(0.1)
+    assert second.process.returncode == 2, second.text()
+    assert re.search("has it: .*for the same RDZV_ID with other settings", second.text())
+    before = newest_step(machines[0])
+    wait_for_step(machines[0], before + 10)
+    for one in running:
+        one.process.send_signal(signal.SIGTERM)
+    for one in running:
+        one.wait(END_S)
+    assert "resumed from" not in running[0].text(), "the second one had no part in it"
 
 
 @dataclass(frozen=True)
