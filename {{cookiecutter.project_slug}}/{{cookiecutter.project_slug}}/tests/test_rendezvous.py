@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import TCPStore
 from torch.distributed.launch import parse_args
 from torch.distributed.run import config_from_args
 
