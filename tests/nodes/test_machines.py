@@ -103,7 +103,8 @@ def wait_for_step(machine: Machine, step: int, seconds: float = 90) -> None:
     """Wait until a checkpoint of this step, or a later one, is on the machine's disk."""
     deadline = time.monotonic() + seconds
     while newest_step(machine) < step:
-        assert time.monotonic() < deadline, (machine.disk / "output0").read_text()
+        said = "\n".join(path.read_text() for path in sorted(machine.disk.glob("output*")))
+        assert time.monotonic() < deadline, said
         time.sleep(0.05)
 
 
@@ -174,28 +175,31 @@ def test_machine_is_replaced_while_the_other_waits(
     count("machines replaced in a run that ended exactly", 2)
 
 
+@pytest.mark.parametrize("host", [0, 1])
 def test_machine_that_returns_is_taken_in(
-    machines: list[Machine], projects: Callable[[str], Path]
+    machines: list[Machine], projects: Callable[[str], Path], host: int
 ) -> None:
-    project = projects("rank0")
+    project, stays, goes = projects("rank0"), machines[host], machines[1 - host]
 
     def begin(machine: Machine) -> Running:
-        return start(machine, project, nodes="1:2", epochs="100000", OMP_NUM_THREADS="1")
+        meeting = f"{stays.name}:29500"
+        return start(machine, project, nodes="1:2", epochs="100000", RDZV_ENDPOINT=meeting)
 
-    running = [begin(machine) for machine in machines]
-    wait_for_step(machines[0], 10)
-    machines[1].kill()
-    assert wait_for_words(running[0], "saved on 2 ranks, resumed on 1")
-    lonely = newest_step(machines[0])
-    wait_for_step(machines[0], lonely + 20)
-    running[1] = begin(machines[1])
-    assert wait_for_words(running[0], "saved on 1 ranks, resumed on 2")
-    wait_for_step(machines[0], newest_step(machines[0]) + 20)
-    for one in running:
+    first, second = begin(stays), begin(goes)
+    # Rank 0 is at the machine that must stay: only its disk has what was saved.
+    wait_for_step(stays, 10)
+    goes.kill()
+    assert wait_for_words(first, "saved on 2 ranks, resumed on 1")
+    wait_for_step(stays, newest_step(stays) + 20)
+    second = begin(goes)
+    assert wait_for_words(first, "saved on 1 ranks, resumed on 2")
+    wait_for_step(stays, newest_step(stays) + 20)
+    assert "failed (exitcode" not in second.text(), second.text()
+    for one in (first, second):
         one.process.send_signal(signal.SIGTERM)
-    for one in running:
+    for one in (first, second):
         one.wait(END_S)
-    assert status(machines[0])["state"] == "stopped", running[0].text()
+    assert status(stays)["state"] == "stopped", first.text()
 
 
 def wait_for_words(running: Running, words: str, seconds: float = 90) -> bool:

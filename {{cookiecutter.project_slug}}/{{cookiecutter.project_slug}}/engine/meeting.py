@@ -5,8 +5,10 @@ that of the next one, which then waits for processes that are gone.
 """
 
 import os
+import socket
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from urllib.request import url2pathname
@@ -95,7 +97,10 @@ def place_of(launch: Launch) -> str:
     """The address in words, for a message."""
     if launch.init_method != "env://":
         return launch.init_method
-    return ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    with suppress(OSError):  # it is a name
+        address = socket.inet_ntoa(socket.inet_aton(address))  # launchers may spell it oddly
+    return f"{address}:{port}"
 
 
 def _path_of(launch: Launch) -> Path:

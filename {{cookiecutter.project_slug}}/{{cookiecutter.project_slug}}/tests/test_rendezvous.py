@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from torch.distributed.distributed_c10d import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.launch import parse_args
 from torch.distributed.run import config_from_args
 
@@ -248,6 +248,15 @@ def test_start_meets_nothing_of_the_one_before() -> None:
     kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for counts in ([0, 0], [1, 0], [0, 2], [1, 1]):
         assert values(start_again, 2, kept.port, counts) == [([0, 1], None)] * 2, counts
+
+
+@pytest.mark.parametrize(("spelling", "address"), [("0xa.0.0.7", "10.0.0.7"), ("node0", "node0")])
+def test_address_is_said_as_people_write_it(
+    spelling: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", spelling)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert meeting.place_of(Launch()) == f"{address}:29500"
 
 
 def test_file_in_no_directory_is_refused() -> None:
