@@ -486,7 +486,7 @@ MUTATIONS = [
     ),
     mutation(
         "a restart goes back to the named checkpoint again",
-        "test_attempts.py::test_restart_does_not_go_back_again[path]",
+        "test_attempts.py::test_restart_does_not_go_back_again[path-failures]",
         *("engine/attempts.py", '            answer = "auto"\n', "            pass\n"),
     ),
     mutation(
