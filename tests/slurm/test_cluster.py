@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,14 +115,16 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Projects:
 
 
 @pytest.fixture(params=["linuxproc", "cgroup"])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """SLURM, with each of its two ways to find the processes of a job."""
     require()
     if request.param == "cgroup" and not Path("/sys/fs/cgroup/freezer").is_dir():
         pytest.skip("proctrack/cgroup is set up for cgroup v1, which is not mounted here")
-    root = tmp_path / "slurm"
-    root.mkdir()
-    with Cluster(root, request.param) as running:
+    # A socket's path has room for 108 characters: pytest's own directories are too long.
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm") as root,
+        Cluster(Path(root), request.param) as running,
+    ):
         yield running
 
 
