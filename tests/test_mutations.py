@@ -485,6 +485,11 @@ MUTATIONS = [
         *("engine/prepare.py", "    while leaders:\n", "    while False:\n"),
     ),
     mutation(
+        "a restart meets what the one before has left in the launcher's store",
+        "test_rendezvous.py::test_start_meets_nothing_of_the_one_before",
+        *("engine/meeting.py", "_number(launch, store, limit) if is_kept else 0", "0"),
+    ),
+    mutation(
         "a restart goes back to the named checkpoint again",
         "test_attempts.py::test_restart_does_not_go_back_again[path-failures]",
         *("engine/attempts.py", '            answer = "auto"\n', "            pass\n"),
