@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from jinja2 import Environment, nodes
+from jinja2.defaults import DEFAULT_NAMESPACE
 
 _MARKER = "__branch_entered"
 
@@ -44,7 +45,6 @@ class Branches:
         self, template: nodes.Template, source: str, name: str | None, environment: Environment
     ) -> None:
         """Put a marker at the start of each branch of a parsed template."""
-        environment.globals[_MARKER] = self.enter
         self.templates.add(name or source)
         where = name or source.lstrip().splitlines()[0]
         lines = source.splitlines()
@@ -80,5 +80,7 @@ def recorded() -> Iterator[Branches]:
         branches.mark(template, source, name, self)
         return template
 
-    with mock.patch.object(Environment, "_parse", marked):
+    # An environment begins with these names, whether it parses a template or has it from another.
+    names = mock.patch.dict(DEFAULT_NAMESPACE, {_MARKER: branches.enter})
+    with mock.patch.object(Environment, "_parse", marked), names:
         yield branches

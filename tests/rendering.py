@@ -13,9 +13,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
+from unittest import mock
 
 from cookiecutter.main import cookiecutter
+from jinja2 import Environment
 
 Answer = str | bool
 Answers = dict[str, Answer]
@@ -139,6 +142,21 @@ def _temporary_files_in(directory: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
+_compile = Environment.compile
+_compiled: dict[tuple[Any, ...], str | CodeType] = {}
+
+
+def _compile_once(environment: Environment, *arguments: Any) -> str | CodeType:
+    """Compile each text of the template once in a process: two thirds of the time of a project.
+
+    What comes out depends on no answer: answers are looked up when the code runs.
+    """
+    key = (Environment._parse, *arguments)  # while branches are recorded, it is another one
+    if key not in _compiled:
+        _compiled[key] = _compile(environment, *arguments)
+    return _compiled[key]
+
+
 def render(answers: Answers, dest: Path, slug: str = SLUG, **options: Any) -> Path:
     """Render one project into `dest`, untouched by the user's own settings of cookiecutter.
 
@@ -148,7 +166,8 @@ def render(answers: Answers, dest: Path, slug: str = SLUG, **options: Any) -> Pa
     assert not unknown, f"cookiecutter would drop these without a word: {unknown}"
     own = dest / ".cookiecutter"
     own.mkdir(parents=True, exist_ok=True)
-    with _temporary_files_in(own):
+    once = mock.patch.object(Environment, "compile", _compile_once)
+    with _temporary_files_in(own), once:
         project = cookiecutter(
             str(ROOT),
             no_input=True,

@@ -1,6 +1,7 @@
 """What git makes of this repository and of a project: scripts keep their line ends and run bits."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,34 @@ def carriage_returns(directory: Path) -> list[str]:
     return [n for n, path in files.items() if ".git/" not in n and b"\r" in path.read_bytes()]
 
 
+def commit(directory: Path) -> None:
+    """Commit all that lies in a directory, as a repository of its own."""
+    succeed("git", "init", "--quiet", cwd=directory)
+    succeed("git", "add", "--all", cwd=directory)
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    succeed("git", *identity, "commit", "--quiet", "--message", "first", cwd=directory)
+
+
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The last commit, as a fresh clone on Windows would have it."""
-    place = tmp_path_factory.mktemp("checkout") / "clone"
-    succeed(*CLONE, f"file://{ROOT}", place)
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This repository as it lies here, committed or not, or unpacked without its history."""
+    copy = tmp_path_factory.mktemp("checkout") / "repository"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "build", ".venv", ".*_cache"))
+    commit(copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def clone(repository: Path) -> Path:
+    """A fresh clone of it, as on Windows."""
+    place = repository.parent / "clone"
+    succeed(*CLONE, f"file://{repository}", place)
     return place
 
 
-def test_run_bits_are_those_of_the_scripts() -> None:
-    entries = succeed("git", "ls-files", "--stage", cwd=ROOT).splitlines()
-    modes = {entry.split("\t")[1].strip('"'): entry[:6] for entry in entries}
+def test_run_bits_are_those_of_the_scripts(repository: Path) -> None:
+    entries = succeed("git", "ls-files", "--stage", "-z", cwd=repository).rstrip("\0").split("\0")
+    modes = {entry.split("\t")[1]: entry[:6] for entry in entries}
     assert any(name.startswith("tests/golden/") and is_run(name) for name in modes)
     wrong = [name for name, mode in modes.items() if (mode == "100755") != is_run(name)]
     assert not wrong
@@ -61,10 +79,7 @@ def test_project_of_any_checkout_has_scripts_that_run(
     succeed("cookiecutter", clone, "--no-input", "-o", tmp_path / "made", *words, env=home)
     made = tmp_path / "made" / SLUG
     assert not carriage_returns(made)
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
-    succeed("git", "init", "--quiet", cwd=made)
-    succeed("git", "add", ".", cwd=made)
-    succeed(*git, "commit", "--quiet", "--message", "first", cwd=made)
+    commit(made)
     succeed(*CLONE, f"file://{made}", tmp_path / "again")
     assert not carriage_returns(tmp_path / "again")
     for project in (made, tmp_path / "again"):

@@ -39,8 +39,9 @@ LOOP = f"""
 {TRAINING}
 toy.use()
 for number in repeats:
+    place = f"file://{{directory}}/rendezvous{{number}}"
     one = set_config(config, run_dir=f"{{directory}}/{{number}}")
-    train.main(one, f"file://{{directory}}/rendezvous{{number}}")
+    train.main(set_config(one, rendezvous__init_method=place))
 """
 
 FORKS = f"""

@@ -1,6 +1,7 @@
 """The documentation: links, named tests, tables and commands are what they say."""
 
 import ast
+import errno
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import Count
 from tests.rendering import (
@@ -317,6 +319,39 @@ def _words_of(project: Path) -> str:
     return "\n".join(texts)
 
 
+def _messages(*headers: str) -> list[str]:
+    """Give the messages of the tables whose first column is named so."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    found: list[str] = []
+    header = ""
+    for line in page.splitlines():
+        first = line.partition(" |")[0].removeprefix("| ")
+        header = header if line.startswith("|") else ""
+        if line.startswith("| `") and header in headers:
+            found += re.findall("`(.*?)`", first)
+        header = header or first
+    return found
+
+
+def _parts_of(messages: list[str]) -> list[str]:
+    """Give what is said in each case: numbers and names stand between."""
+    parts = [part.strip() for message in messages for part in re.split("[…;:,()]", message)]
+    return [part for part in parts if len(part) > 7]
+
+
+def test_messages_of_pytorch_are_those_of_this_version(count: Count) -> None:
+    """In its libraries, in its Python, or among the texts of the operating system."""
+    root = Path(torch.__file__).parent
+    python = [*(root / "_dynamo").glob("*.py"), *(root / "nn").rglob("*.py")]
+    texts = [path.read_bytes() for path in (root / "lib" / "libtorch_cpu.so", *python)]
+    texts += [os.strerror(number).encode() for number in errno.errorcode]
+    messages = _messages("PyTorch says")
+    assert len(messages) >= 10
+    parts = [part.encode() for part in _parts_of(messages)]
+    assert not [part for part in parts if not any(part in text for text in texts)]
+    count("messages of the documentation looked up", len(messages))
+
+
 def test_messages_of_the_troubleshooting_page_are_said(tmp_path: Path, count: Count) -> None:
     rows: list[Answers] = [{"nodes": "multi"}, {"backend": "mpi", "amp": "fp16", "ema": True}]
     rows += [{"backend": "gloo", "checkpoint": "per_rank"}, {"checkpoint": "sharded"}]
@@ -325,21 +360,9 @@ def test_messages_of_the_troubleshooting_page_are_said(tmp_path: Path, count: Co
     said = "\n".join(
         _words_of(render(answers, tmp_path / str(number))) for number, answers in enumerate(rows)
     )
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    messages = [
-        message
-        for line in page[: page.index("## Said by PyTorch")].splitlines()
-        if line.startswith("| `")
-        for message in re.findall("`(.*?)`", line.split(" | ")[0])
-    ]
-    assert len(messages) > 30
-    wrong = [
-        (message, part.strip())
-        for message in messages
-        for part in re.split("[…;:,()]", message)
-        if len(part) > 7 and part.strip() not in said
-    ]
-    assert not wrong
+    messages = _messages("it says", "it says last")
+    assert len(messages) > 100
+    assert not [part for part in _parts_of(messages) if part not in said]
     count("messages of the documentation looked up", len(messages))
 
 

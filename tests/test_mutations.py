@@ -440,18 +440,18 @@ MUTATIONS = [
     # Stops.
     mutation(
         "a signal is handled without agreement",
-        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        "test_agreement.py::test_no_rank_leaves_while_another_one_goes_on",
         *("engine/stop.py", "            self.is_agreed = self._is_named_window()\n"),
         "            self.is_agreed = True\n",
     ),
     mutation(
         "rank 0 names the window that it is in",
-        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        "test_agreement.py::test_no_rank_leaves_while_another_one_goes_on",
         *("engine/stop.py", "str(self._window + 1)", "str(self._window)"),
     ),
     mutation(
         "a rank that heard of a stop takes its own signal for a second one",
-        "test_stop.py::test_no_rank_leaves_while_another_one_goes_on",
+        "test_agreement.py::test_no_rank_leaves_while_another_one_goes_on",
         "engine/stop.py",
         "self._asked_at = self._looked_at  #",
         "pass  #",
@@ -490,7 +490,7 @@ MUTATIONS = [
     ),
     mutation(
         "a restart goes back to the named checkpoint again",
-        "test_attempts.py::test_restart_does_not_go_back_again[path]",
+        "test_attempts.py::test_restart_does_not_go_back_again[path-failures]",
         *("engine/attempts.py", '            answer = "auto"\n', "            pass\n"),
     ),
     mutation(
@@ -585,7 +585,7 @@ MUTATIONS = [
     launching(
         "every machine keeps the store",
         "test_nodes.py::test_machine_at_which_all_meet_knows_it",
-        *("engine/nodes.py", "interface_of(own), own == address)", "interface_of(own), True)"),
+        *("engine/nodes.py", "own == address and is_free(port, run_id, settings))", "True)"),
     ),
     launching(
         "the interface that was set is not the one that is tried",

@@ -123,6 +123,7 @@ FILES: dict[str, Predicate] = {
     "P/tests/parts.py": _always,
     "P/tests/scenario.py": _always,
     "P/tests/test_agent.py": lambda a: a["backend"] != "mpi" and a["nodes"] == "multi",
+    "P/tests/test_agreement.py": _always,
     "P/tests/test_attempts.py": _always,
     "P/tests/test_bf16.py": lambda a: a["amp"] == "bf16",
     "P/tests/test_bytes.py": lambda a: a["example"] == "bytes",

@@ -35,8 +35,9 @@ def test_a_named_variant_passes_its_own_tests(
     project = render(VARIANTS[name], tmp_path)
     options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temporary'}"]
     for file in (project / SLUG / "tests" / file for file in ONCE):
-        assert file.exists()
-        if ONCE[file.name] != name:
+        if ONCE[file.name] == name:
+            assert file.exists()
+        elif file.exists():  # reach.py, say, is of several machines alone
             options.append(f"--ignore={file}")
             count("files of tests that a named variant left to another one", 1)
     output = succeed(

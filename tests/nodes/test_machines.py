@@ -103,7 +103,8 @@ def wait_for_step(machine: Machine, step: int, seconds: float = 90) -> None:
     """Wait until a checkpoint of this step, or a later one, is on the machine's disk."""
     deadline = time.monotonic() + seconds
     while newest_step(machine) < step:
-        assert time.monotonic() < deadline, (machine.disk / "output0").read_text()
+        said = "\n".join(path.read_text() for path in sorted(machine.disk.glob("output*")))
+        assert time.monotonic() < deadline, said
         time.sleep(0.05)
 
 
@@ -139,34 +140,66 @@ def test_after_the_loss_of_a_machine_the_next_start_goes_on_exactly(
         machines[lost].kill()
         assert running[1 - lost].wait(END_S) != 0
         assert 0 < newest_step(machines[0]) < 400
+        said = running[1 - lost].text()
+        assert "machines met" not in said, said
+        assert ("machine at node0:29500 has ended" in said) == (lost == 0 and mode == "c10d"), said
     train(machines, project, mode=mode)
     assert end_of(project, machines[0].disk / "run") == expected
     assert status(machines[0])["state"] == "done"
     count("losses of a machine after which a run went on exactly", 2)
 
 
-def test_machine_that_returns_is_taken_in(
-    machines: list[Machine], projects: Callable[[str], Path]
+@pytest.mark.parametrize("mode", ["c10d", "static"])
+def test_machine_is_replaced_while_the_other_waits(
+    machines: list[Machine], projects: Callable[[str], Path], mode: str, count: Count
 ) -> None:
     project = projects("rank0")
+    train(machines, project, mode=mode)
+    expected = end_of(project, machines[0].disk / "run")
+    for machine in machines:
+        shutil.rmtree(machine.disk / "run")
+    running = [start(machine, project, mode=mode, MAX_RESTARTS="10") for machine in machines]
+    for step in (10, 60):
+        wait_for_step(machines[0], step)
+        machines[1].kill()
+        shutil.rmtree(machines[1].disk / "run")  # another machine has a disk of its own
+        # Its launcher has started nothing yet, where that of the first machine has.
+        running[1] = start(machines[1], project, mode=mode, MAX_RESTARTS="10")
+    for one in running:
+        assert one.wait(120) == 0, one.text()
+    assert end_of(project, machines[0].disk / "run") == expected
+    # Each start came about: nothing failed but the ranks that lost another one.
+    assert running[0].text().count("resumed from") == 2, running[0].text()
+    assert running[0].text().count("failed (exitcode") == 2, running[0].text()
+    assert "failed (exitcode" not in running[1].text(), running[1].text()
+    count("machines replaced in a run that ended exactly", 2)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_machine_that_returns_is_taken_in(
+    machines: list[Machine], projects: Callable[[str], Path], host: int
+) -> None:
+    project, stays, goes = projects("rank0"), machines[host], machines[1 - host]
 
     def begin(machine: Machine) -> Running:
-        return start(machine, project, nodes="1:2", epochs="100000", OMP_NUM_THREADS="1")
+        meeting = f"{stays.name}:29500"
+        return start(machine, project, nodes="1:2", epochs="100000", RDZV_ENDPOINT=meeting)
 
-    running = [begin(machine) for machine in machines]
-    wait_for_step(machines[0], 10)
-    machines[1].kill()
-    assert wait_for_words(running[0], "saved on 2 ranks, resumed on 1")
-    lonely = newest_step(machines[0])
-    wait_for_step(machines[0], lonely + 20)
-    running[1] = begin(machines[1])
-    assert wait_for_words(running[0], "saved on 1 ranks, resumed on 2")
-    wait_for_step(machines[0], newest_step(machines[0]) + 20)
-    for one in running:
+    first, second = begin(stays), begin(goes)
+    # Rank 0 is at the machine that must stay: only its disk has what was saved.
+    wait_for_step(stays, 10)
+    goes.kill()
+    assert wait_for_words(first, "saved on 2 ranks, resumed on 1")
+    wait_for_step(stays, newest_step(stays) + 20)
+    second = begin(goes)
+    assert wait_for_words(first, "saved on 1 ranks, resumed on 2")
+    wait_for_step(stays, newest_step(stays) + 20)
+    assert "failed (exitcode" not in second.text(), second.text()
+    for one in (first, second):
         one.process.send_signal(signal.SIGTERM)
-    for one in running:
+    for one in (first, second):
         one.wait(END_S)
-    assert status(machines[0])["state"] == "stopped", running[0].text()
+    assert status(stays)["state"] == "stopped", first.text()
 
 
 def wait_for_words(running: Running, words: str, seconds: float = 90) -> bool:
@@ -214,6 +247,40 @@ def test_machine_alone_need_not_know_its_own_name(
     alone = start(machines[0], projects("rank0"), nodes="1", NPROC="2", epochs="1")
     assert alone.wait(END_S) == 0, alone.text()
     assert "world size     2 on cpu" in alone.text()
+
+
+def test_name_of_the_host_may_become_known_later(
+    machines: list[Machine], projects: Callable[[str], Path]
+) -> None:
+    machines[1].set_hosts("127.0.0.1 localhost")  # a pod's name is known once it runs
+    running = [start(machine, projects("rank0"), epochs="1") for machine in machines]
+    time.sleep(5)
+    assert all(one.process.poll() is None for one in running)
+    machines[1].set_hosts("127.0.0.1 localhost", "10.77.0.1 node0")
+    for one in running:
+        assert one.wait(120) == 0, one.text()
+
+
+def test_second_run_at_the_same_port_is_refused(
+    machines: list[Machine], projects: Callable[[str], Path]
+) -> None:
+    project = projects("rank0")
+    running = [start(machine, project, nodes="1:2", epochs="100000") for machine in machines]
+    wait_for_step(machines[0], 10)
+    second = start(machines[0], project, nodes="1:2", epochs="100000", run_dir=str(DISK / "other"))
+    deadline = time.monotonic() + END_S
+    while second.process.poll() is None:
+        assert time.monotonic() < deadline, second.text()
+        time.sleep(0.1)
+    assert second.process.returncode == 2, second.text()
+    assert re.search("has it: .*for the same RDZV_ID with other settings", second.text())
+    before = newest_step(machines[0])
+    wait_for_step(machines[0], before + 10)
+    for one in running:
+        one.process.send_signal(signal.SIGTERM)
+    for one in running:
+        one.wait(END_S)
+    assert "resumed from" not in running[0].text(), "the second one had no part in it"
 
 
 @dataclass(frozen=True)

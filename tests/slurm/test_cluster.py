@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Count
-from tests.faults.test_launched import end_of
+from tests.endings import end_of
 from tests.rendering import SLUG, Answers, render, silent
 from tests.slurm.cluster import NODES, Cluster, require, until
 

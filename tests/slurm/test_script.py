@@ -70,6 +70,7 @@ FAILING = '#!/usr/bin/env bash\necho "$*" >>"$CALLS/scontrol"\nexit 1\n'
 # The names of the machines lead nowhere here.
 PYTHON = r"""#!/usr/bin/env bash
 case "$*" in
+  *engine.agent*) shift 2 && exec torchrun "$@" ;;
   *engine.nodes*) echo "10.0.0.$SLURM_NODEID false eth0" ;;
   *) exec {python} "$@" ;;
 esac
@@ -200,11 +201,9 @@ def test_what_sbatch_reads_stands_before_any_command(
     head, _, rest = text.partition("\nset -")
     assert "#SBATCH" not in rest
     assert all(line.startswith("#") for line in head.splitlines() if line)
-    options = dict(
-        re.fullmatch(r"#SBATCH --([\w-]+)=?(.*)", line).groups()  # type: ignore[union-attr]
-        for line in head.splitlines()
-        if line.startswith("#SBATCH")
-    )
+    lines = [line for line in head.splitlines() if line.startswith("#SBATCH")]
+    parts = (line.removeprefix("#SBATCH --").partition("=") for line in lines)
+    options = {option: value for option, _, value in parts}
     assert options.pop("job-name") == SLUG
     assert options.pop("gpus-per-node", None) == ("1" if backend == "nccl" else None)
     assert options == {
@@ -228,7 +227,8 @@ def test_all_meet_at_the_first_machine_of_the_list(
     assert code == 0, output
     (step,) = job.calls("srun")
     assert "--nodes=4 --ntasks=4 --ntasks-per-node=1 --kill-on-bad-exit=1" in step
-    commands = [line for line in output.splitlines() if line.startswith("torchrun ")]
+    launcher = f"python -m {SLUG}.engine.agent "
+    commands = [line for line in output.splitlines() if line.startswith(launcher)]
     own = [re.search(r"--local-addr 10\.0\.0\.(\d)", command)[1] for command in commands]  # type: ignore[index]
     assert sorted(own) == ["0", "1", "2", "3"]
     (same,) = {re.sub(r"--local-addr \S+", "", command) for command in commands}

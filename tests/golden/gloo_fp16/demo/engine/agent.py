@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -31,6 +32,8 @@ def main() -> None:
     guard.start()
     try:
         torchrun()
+    except ChildFailedError as error:
+        leave(str(error))  # which rank, with what; its traceback is its own
     except RendezvousClosedError:
         leave("the run has ended on the other machines: start it on all of them")
     except (RendezvousTimeoutError, RendezvousConnectionError, DistError) as error:

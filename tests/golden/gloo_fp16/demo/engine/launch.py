@@ -58,6 +58,9 @@ def launch_from_environment() -> Launch:
     Raises:
         Refused: some are set and others are not, or they contradict each other.
     """
+    from .srun import adopt_step  # which needs what stands above
+
+    adopt_step(_NAMES)
     if not is_launched():
         return Launch()
     present = [name for name in _NAMES if name in os.environ]

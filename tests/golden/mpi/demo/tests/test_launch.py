@@ -68,7 +68,8 @@ def test_processes_of_mpirun_on_one_machine_meet_there(
     assert os.environ["MASTER_ADDR"] == "127.0.0.1"
 
 
-(SCRIPT,) = Path(launch.__file__).parents[1].glob("launch/*.sh")
+SCRIPTS = Path(launch.__file__).parents[1].glob("launch/*.sh")
+(SCRIPT,) = SCRIPTS
 
 
 def dry_run(*words: str, **environment: str) -> tuple[dict[str, str], list[str]]:

@@ -32,7 +32,8 @@ def test_place_that_makes_no_sense_is_refused(
         launch.launch_from_environment()
 
 
-(SCRIPT,) = Path(launch.__file__).parents[1].glob("launch/*.sh")
+SCRIPTS = Path(launch.__file__).parents[1].glob("launch/*.sh")
+(SCRIPT,) = SCRIPTS
 
 
 def dry_run(*words: str, **environment: str) -> tuple[dict[str, str], list[str]]:
