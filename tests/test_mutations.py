@@ -3,6 +3,7 @@
 A row fails when its old text is no longer in the project, so that the table can't rot.
 """
 
+import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ def mutation(name: str, caught_by: str, *edits: str, checkpoint: str = "rank0") 
     triples = tuple(zip(edits[::3], edits[1::3], edits[2::3], strict=True))
     return Mutation(name, caught_by, triples, checkpoint)
 
+
+# In the project with the fewest rows: those of one project are tried together without a fault.
+launching = functools.partial(mutation, checkpoint="per_rank")
 
 SYNCED = (
     "        with ddp.sync_only_if(job.model, is_last):\n            wait = forward_backward(\n"
@@ -542,12 +546,12 @@ MUTATIONS = [
         "[e.run() for e in self._exchanges]\n        for thread in [self._thread]:",
     ),
     # Who a process is, and where it meets the others.
-    mutation(
+    launching(
         "processes without a launcher all take the first device",
         "test_rendezvous.py::test_place_that_settings_give",
         *("engine/launch.py", '"local_rank": said["rank"]', '"local_rank": 0'),
     ),
-    mutation(
+    launching(
         "a setting overrules the launcher",
         "test_rendezvous.py::test_launcher_and_settings_must_agree",
         *(
@@ -556,7 +560,7 @@ MUTATIONS = [
             "        if False:\n",
         ),
     ),
-    mutation(
+    launching(
         "the addresses of an earlier run are met again",
         "test_rendezvous.py::test_file_that_has_been_used_is_refused",
         *(
@@ -565,12 +569,12 @@ MUTATIONS = [
             "if False:",
         ),
     ),
-    mutation(
+    launching(
         "the rank among all machines chooses the device",
         "test_distributed.py::test_device_of_each_rank",
         *("engine/distributed.py", "launch.local_rank % count", "launch.rank % count"),
     ),
-    mutation(
+    launching(
         "another system's own name is looked up",
         "test_platforms.py::test_what_can_train",
         "engine/platforms.py",
@@ -578,17 +582,17 @@ MUTATIONS = [
         "pass",
     ),
     # Several machines.
-    mutation(
+    launching(
         "all machines meet at a name that leads each to itself",
         "test_nodes.py::test_name_of_every_machine_itself_is_refused",
         *("engine/nodes.py", 'if address.startswith("127.") or address == "::1":', "if False:"),
     ),
-    mutation(
+    launching(
         "every machine keeps the store",
         "test_nodes.py::test_machine_at_which_all_meet_knows_it",
         *("engine/nodes.py", "own == address and is_free(port, run_id, settings))", "True)"),
     ),
-    mutation(
+    launching(
         "the interface that was set is not the one that is tried",
         "test_reach.py::test_address_is_that_of_the_interface",
         *(
@@ -597,47 +601,47 @@ MUTATIONS = [
             'if names := "":',
         ),
     ),
-    mutation(
+    launching(
         "a machine tries its own door",
         "test_reach.py::test_each_machine_is_tried_once_by_another",
         *("engine/reach.py", "(problem := _knock(following))", "(problem := _knock(own))"),
     ),
-    mutation(
+    launching(
         "the machine of rank 0 goes by its own name",
         "test_route.py::test_machine_that_is_itself_by_that_name_looks_for_another",
         *("engine/route.py", "if not own or _is_loopback(own):", "if not own:"),
     ),
-    mutation(
+    launching(
         "a process that has ended keeps its launcher",
         "test_agent.py::test_process_counts_while_it_lives",
         *("engine/agent.py", ' and state != "Z"', ""),
     ),
     # Tasks of a cluster.
-    mutation(
+    launching(
         "the tasks of the job are taken for those of the step",
         "test_srun.py::test_task_of_a_step",
         *("engine/srun.py", '"WORLD_SIZE": "SLURM_STEP_NUM_TASKS"', '"WORLD_SIZE": "SLURM_NTASKS"'),
     ),
-    mutation(
+    launching(
         "the shell of a batch script takes a place",
         "test_srun.py::test_shell_of_the_job_is_one_process",
         "engine/srun.py",
         'os.environ.get("SLURM_STEP_NUM_TASKS", "1")',
         'os.environ.get("SLURM_STEP_NUM_TASKS", os.environ["SLURM_NTASKS"])',
     ),
-    mutation(
+    launching(
         "names of machines lose their zeros",
         "test_nodelist.py::test_list_is_spelt_out",
         *("engine/nodelist.py", "str(n).zfill(len(first))", "str(n)"),
     ),
-    mutation(
+    launching(
         "the end of an earlier start counts as this one's",
         "test_outcome.py::test_earlier_end_is_none",
         "engine/outcome.py",
         'is_old = datetime.fromisoformat(status["updated"]).timestamp() < since',
         "is_old = False",
     ),
-    mutation(
+    launching(
         "a start that did not come to training made progress",
         "test_outcome.py::test_start_that_did_not_come_to_training_made_no_step",
         *("engine/outcome.py", 'if float(last["started"]) >= since else 0', "if since else 0"),
