@@ -158,14 +158,9 @@ def check_meeting(launch: Launch) -> None:
         raise Refused(f"MASTER_PORT: expected a number, got {os.environ['MASTER_PORT']!r}")
 
 
-def restart_count() -> str:
-    """How often the launcher has started this process again: what it leaves may outlive it."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-
-
 def is_restarted() -> bool:
     """Whether the launcher has started this process again, after one that failed."""
-    return restart_count() != "0"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def launch_id() -> str:

@@ -59,6 +59,7 @@ def test_script_says_what_it_would_run() -> None:
     assert command[command.index("--nproc-per-node") + 1] == "2"
     assert command[command.index("--max-restarts") + 1] == "0"
     assert "--standalone" in command
+    assert command[command.index("--local-addr") + 1] == "127.0.0.1", "its name may lead nowhere"
     assert "SIGUSR1" in command[command.index("--signals-to-handle") + 1].split(",")
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert "TORCH_DISTRIBUTED_DEBUG" not in variables

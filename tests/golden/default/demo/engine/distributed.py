@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ..config import Config
 from . import platforms
 from .explain import one_line
-from .launch import Launch, NotMet, Refused, restart_count
+from .launch import Launch, NotMet, Refused
 from .meeting import leave_store, open_store, place_of
 from .pulse import Pulse
 
@@ -135,9 +135,8 @@ def process_group(launch: Launch, config: Config) -> Iterator[World]:
             f"{place_of(launch)} within {config.connect_timeout_s:g} s: are all started, with the "
             f"same address, and is it reachable? ({one_line(str(error))[:200]})"
         ) from error
-    messages = PrefixStore(f"messages {restart_count()}", store)
     try:
-        yield World(**vars(launch), device=device, store=messages)
+        yield World(**vars(launch), device=device, store=store)
     except Refused:
         _leave(launch, store)  # all ranks refuse together, and before DDP
         raise

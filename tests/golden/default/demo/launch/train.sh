@@ -81,7 +81,8 @@ give TORCH_ELASTIC_SHUTDOWN_TIMEOUT 600
 # A restart would meet addresses in the launcher's store that the processes before have left there.
 give TORCH_DISABLE_SHARE_RDZV_TCP_STORE 1
 
-# --standalone picks a free port: several runs can share the machine.
-run torchrun --standalone --nproc-per-node "$processes" --max-restarts "${MAX_RESTARTS:-0}" \
+# --standalone picks a free port: several runs can share the machine, whose own name may lead nowhere.
+run torchrun --standalone --local-addr 127.0.0.1 \
+  --nproc-per-node "$processes" --max-restarts "${MAX_RESTARTS:-0}" \
   ${options[@]+"${options[@]}"} \
   -m demo.train ${settings[@]+"${settings[@]}"}

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.launch import parse_args
 from torch.distributed.run import config_from_args
 
 from ..config import Config, find_place, parse, parse_or_exit
 from ..engine import meeting
+from ..engine.beats import claim_failure, find_failure, own_client
+from ..engine.distributed import gather
 from ..engine.launch import Launch, Refused, check_meeting
 from ..engine.rundir import PACKAGE
 from .harness import Outcome, outcomes, values
@@ -218,6 +221,51 @@ def test_file_of_an_earlier_run_is_refused(run_dir: str, tmp_path: Path) -> None
             f"{PACKAGE}: rendezvous.init_method: expected a new file, got {file}, in which a rank "
             f"{rank} has been before: "
         )
+
+
+def test_file_that_has_been_used_is_refused(tmp_path: Path) -> None:
+    ranks = [Launch(rank, rank, 2, 2, f"file://{tmp_path}/meet") for rank in (0, 1)]
+    limit = timedelta(seconds=1)
+    stores = [meeting.open_store(rank, limit) for rank in ranks]
+    with pytest.raises(Refused, match=r"^rendezvous.init_method: expected a new file, got "):
+        meeting.open_store(ranks[0], limit)
+    del stores  # with which torch removes the file
+
+
+def start_again(_init_method: str, port: int, counts: list[int]) -> tuple[list[int], str | None]:
+    """Meet in the launcher's store; what the ranks told each other, and the failure that is known.
+
+    And leave in it what a rank that fails does.
+    """
+    rank = int(os.environ["RANK"])
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(counts[rank])
+    time.sleep(counts[rank] * 0.3)
+    with joined("env://", connect_timeout_s=10.0) as job:
+        store = job.world.store
+        assert store is not None
+        client = own_client(store)
+        found = gather(job.world, rank), find_failure(client)
+        gather(job.world, rank)
+        claim_failure(client, f"rank {rank} failed")
+        return found
+
+
+def test_start_meets_nothing_of_the_one_before() -> None:
+    """A launcher that keeps its store has started the machines differently often."""
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for counts in ([0, 0], [1, 0], [0, 2], [1, 1]):
+        assert values(start_again, 2, kept.port, counts) == [([0, 1], None)] * 2, counts
+
+
+@pytest.mark.parametrize(("spelling", "address"), [("0xa.0.0.7", "10.0.0.7"), ("node0", "node0")])
+def test_address_is_said_as_people_write_it(
+    spelling: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", spelling)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert meeting.place_of(Launch()) == f"{address}:29500"
 
 
 def test_file_in_no_directory_is_refused() -> None:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from .launch import restart_count
+from .meeting import Part
 from .pulse import Place, place, where
 
 T = TypeVar("T")
@@ -152,8 +152,9 @@ class Exchange(threading.Thread):
 def own_client(store: Store, patience_s: float = 10.0) -> Store:
     """A connection of its own to the ranks' store: an answer that never comes holds up no other.
 
-    What it writes is of this start of the run alone, also where a launcher starts ranks again.
+    What it writes is of this start of the run alone, as in the store that it is given.
     """
+    start = store.name if isinstance(store, Part) else ""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     timeout = timedelta(seconds=patience_s)
@@ -164,7 +165,7 @@ def own_client(store: Store, patience_s: float = 10.0) -> Store:
         client = TCPStore(store.host, store.port, is_master=False, timeout=timeout)
     else:
         client = store
-    return PrefixStore(f"faults/{restart_count()}", client)
+    return PrefixStore(f"{start}/faults", client)
 
 
 def claim_failure(store: Store, words: str) -> str:

@@ -138,8 +138,11 @@ def test_damaged_file_of_starts_begins_anew(tmp_path: Path) -> None:
         assert len(json.loads((tmp_path / "attempts.json").read_text())) == 1
 
 
+@pytest.mark.parametrize("counts", [(0, 1, 2), (0, 0, 0)], ids=["failures", "machines that come"])
 @pytest.mark.parametrize("resume", ["never", "path"])
-def test_restart_does_not_go_back_again(run_dir: str, resume: str) -> None:
+def test_restart_does_not_go_back_again(
+    run_dir: str, resume: str, counts: tuple[int, int, int]
+) -> None:
     straight: list[Record]
     config = set_config(CONFIG, run_dir=run_dir)
     first = 0
@@ -150,9 +153,9 @@ def test_restart_does_not_go_back_again(run_dir: str, resume: str) -> None:
     straight_config = set_config(CONFIG, run_dir=run_dir + "-straight")
     straight = values(run_training, 2, straight_config, Toy().use)
     config = set_config(config, resume=resume)
-    assert codes(start(config, 0, fault=first + 1)) == [1, 1]  # before it has saved
-    assert codes(start(config, 1, fault=first + 3)) == [1, 1]
-    ranks = start(config, 2)
+    assert codes(start(config, counts[0], fault=first + 1)) == [1, 1]  # before it has saved
+    assert codes(start(config, counts[1], fault=first + 3)) == [1, 1]
+    ranks = start(config, counts[2])
     assert codes(ranks) == [0, 0], ranks[0].output
     assert f"resumed from step_{first + 2:08d}" in ranks[0].output
     assert ranks[0].value.digest == straight[0].digest
@@ -182,6 +185,7 @@ def ask(run_dir: str, count: int, *settings: str) -> tuple[int, str, str]:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     place = dict(zip(names, ("0", "0", "2", "2"), strict=True))
     launcher = {"TORCHELASTIC_RESTART_COUNT": str(count), "TORCHELASTIC_RUN_ID": "mine"}
+    launcher.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     ended = subprocess.run(
         [sys.executable, "-c", REFUSED, "--run_dir", run_dir, *settings],
         env={**os.environ, **place, **launcher},

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from torch.distributed import DistError
+from torch.distributed import DistError, DistNetworkError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -36,7 +36,13 @@ def main() -> None:
         leave(str(error))  # which rank, with what; its traceback is its own
     except RendezvousClosedError:
         leave("the run has ended on the other machines: start it on all of them")
-    except (RendezvousTimeoutError, RendezvousConnectionError, DistError) as error:
+    except (RendezvousConnectionError, DistNetworkError) as error:
+        leave(  # it answered when this launcher was started
+            f"the launcher of the machine at {endpoint} has ended, or can't be reached any more: "
+            "look at its output; the same command on all machines goes on from the newest "
+            f"checkpoint ({type(error).__name__})"
+        )
+    except (RendezvousTimeoutError, DistError) as error:
         leave(
             f"not all {nodes} machines met at {endpoint} within {limit_s:g} s: start the same "
             "command on each, with the same RDZV_ENDPOINT and RDZV_ID, and open its port; "

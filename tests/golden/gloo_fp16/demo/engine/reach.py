@@ -84,8 +84,9 @@ def check_reachable(launch: Launch, store: Store, timeout_s: float) -> None:
             if time.monotonic() > deadline:
                 _claim(
                     store,
-                    f"{came} of {launch.world_size} ranks came within {timeout_s:g} s: look at the "
-                    "output of the other machines, or give more connect_timeout_s",
+                    _absence(launch, store)
+                    or f"{came} of {launch.world_size} ranks came within {timeout_s:g} s: look at "
+                    "the output of the other machines, or give more connect_timeout_s",
                 )
             time.sleep(_LOOK_S)
             came = store.add("has knocked", 0)
@@ -107,6 +108,14 @@ def _heard(launch: Launch, store: Store) -> str:
 def _claim(store: Store, problem: str) -> None:
     """Be heard by all ranks, unless another one was first: it has shut its door since."""
     store.compare_set(_UNREACHED, "", problem)
+
+
+def _absence(launch: Launch, store: Store) -> str:
+    """The first rank that has not come, in words; empty where all have."""
+    for rank in range(launch.world_size):
+        if not store.check([f"door {rank}"]):
+            return f"rank {rank} did not come: look at its output, on another machine"
+    return ""
 
 
 @contextmanager
@@ -141,7 +150,7 @@ def _next_door(launch: Launch, store: Store, deadline: float) -> Door:
         rank = (rank + 1) % launch.world_size
         while not store.check([f"door {rank}"]):
             if time.monotonic() > deadline:
-                _claim(store, f"rank {rank} did not come: look at its output, on another machine")
+                _claim(store, _absence(launch, store))
                 raise NotMet(_heard(launch, store))
             time.sleep(_LOOK_S)
         words = store.get(f"door {rank}").decode()

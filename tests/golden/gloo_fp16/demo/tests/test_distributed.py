@@ -136,6 +136,7 @@ def show_devices(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch, "accelerator", accelerator)
 
 
+@pytest.mark.parametrize("rank_of_first", [0, 3])
 @pytest.mark.parametrize(
     ("count", "local_rank", "local_world_size", "index"),
     [(1, 0, 1, 0), (4, 3, 4, 3), (8, 5, 8, 5), (8, 1, 2, 1), (1, 1, 2, 0), (1, 7, 8, 0)],
@@ -145,10 +146,12 @@ def test_device_of_each_rank(
     local_rank: int,
     local_world_size: int,
     index: int,
+    rank_of_first: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     show_devices(monkeypatch, count)
-    launch = Launch(local_rank, local_rank, local_world_size, local_world_size)
+    world_size = rank_of_first + local_world_size  # those before are on other machines
+    launch = Launch(rank_of_first + local_rank, local_rank, world_size, local_world_size)
     assert choose_device("cuda", launch) == torch.device("cuda", index)
     assert choose_device("cpu", launch) == torch.device("cpu")
 

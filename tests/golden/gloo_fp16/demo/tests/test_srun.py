@@ -1,10 +1,14 @@
 """Engine: the tasks of a step of SLURM know their places, and no other process takes one."""
 
 import os
+import socket
 
 import pytest
 
+from ..engine.distributed import gather
 from ..engine.launch import Launch, Refused, launch_from_environment
+from .harness import values
+from .parts import joined
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -129,3 +133,27 @@ def test_step_that_makes_no_sense_is_refused(name: str, value: str | None, said:
     with pytest.raises(Refused) as refused:
         launch_from_environment()
     assert str(refused.value).startswith(said)
+
+
+def free_port() -> int:
+    """One of the ports that steps meet at; another one in each process that asks."""
+    for port in range(20000 + os.getpid() % 9000, 30000):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise OSError("no port is free")
+
+
+def meet(_init_method: str, job: str) -> list[int]:
+    """Be a task of a step of two, in a job of eight, on this machine."""
+    rank = os.environ["RANK"]
+    for name in NAMES:
+        os.environ.pop(name, None)
+    os.environ.update(JOB, SLURM_JOB_ID=job)
+    step("2", "2", "localhost", rank, "0", rank)
+    with joined("env://") as joint:
+        return gather(joint.world, joint.world.local_rank)
+
+
+def test_tasks_of_a_step_meet() -> None:
+    assert values(meet, 2, str(free_port() - 20000)) == [[0, 1]] * 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import Config
 from .distributed import World, agreed, from_rank
-from .launch import Refused, is_restarted, launch_id
+from .launch import Refused, launch_id
 from .manifest import list_checkpoints
 from .rundir import RunDir, atomic_write_text
 
@@ -41,10 +41,11 @@ def what_to_resume(config: Config, run: RunDir, world: World) -> str:
     """`resume` as it is meant now: `auto` once this call of the launcher has begun. Collective.
 
     A process that the launcher starts again goes on from what the one before has saved: neither
-    back to the checkpoint that was named, nor refused for what `never` does not expect.
+    back to the checkpoint that was named, nor refused for what `never` does not expect. torchrun
+    counts those that it starts again after a failure, and not those for a machine that has come.
     """
     answer = config.resume
-    if world.is_main and is_restarted() and answer != "auto":
+    if world.is_main and "TORCHELASTIC_RUN_ID" in os.environ and answer != "auto":
         mine = [attempt for attempt in _read(run.path) if attempt.launch == launch_id()]
         saved = list_checkpoints(run.checkpoints)
         # A checkpoint that was named may be another run's: it stays the one until there is a newer.

@@ -20,10 +20,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ..config import Config
 from . import platforms
 from .explain import one_line
-from .launch import Launch, NotMet, Refused, restart_count
+from .launch import Launch, NotMet, Refused
 from .meeting import leave_store, open_store, place_of
 from .pulse import Pulse
 from .reach import check_reachable
+from .route import choose_interface
 
 T = TypeVar("T")
 
@@ -121,7 +122,8 @@ def process_group(launch: Launch, config: Config) -> Iterator[World]:
     limit = timedelta(seconds=config.connect_timeout_s)
     try:
         store = open_store(launch, limit)  # the ranks' own messages go through it as well
-        meeting = PrefixStore(f"meeting {restart_count()}", store)
+        meeting = PrefixStore("meeting", store)
+        choose_interface(launch, meeting, config.connect_timeout_s)
         check_reachable(launch, meeting, config.connect_timeout_s)
         store.set_timeout(timeout)
         dist.init_process_group(
@@ -138,9 +140,8 @@ def process_group(launch: Launch, config: Config) -> Iterator[World]:
             f"{place_of(launch)} within {config.connect_timeout_s:g} s: are all started, with the "
             f"same address, and is it reachable? ({one_line(str(error))[:200]})"
         ) from error
-    messages = PrefixStore(f"messages {restart_count()}", store)
     try:
-        yield World(**vars(launch), device=device, store=messages)
+        yield World(**vars(launch), device=device, store=store)
     except Refused:
         _leave(launch, store)  # all ranks refuse together, and before DDP
         raise

@@ -1,18 +1,23 @@
 """Engine: what a launcher must be told of this machine, where several train. No torch.
 
-`python -m PACKAGE.engine.nodes HOST:PORT RUN_ID [LIMIT_S]` prints it for a shell to read, refuses
-what could only end in a time-out, and waits for the machine at which all meet.
+`python -m PACKAGE.engine.nodes HOST:PORT RUN_ID LIMIT_S [SETTING …]` prints it for a shell, refuses
+what could only end in a time-out, and waits for the machine at which all meet; without a limit (an
+empty word) for nothing.
 """
 
 import contextlib
+import errno
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .launch import NotMet, Refused
 from .reach import interface_of, rows_of
+from .route import start_of_way
 
 _SAY_S = 15.0
 
@@ -26,14 +31,47 @@ class Node:
     interface: str
     """Which has that address; empty where the system does not say."""
     is_host: bool
-    """Whether all meet at this one."""
+    """Whether all meet at this one, and at this launcher of it."""
 
     def __str__(self) -> str:
-        """Say it in words for a shell to read: address, true or false, interface."""
-        return f"{self.address} {str(self.is_host).lower()} {self.interface}"
+        """Say it in words for a shell to read: address, true or false, interface.
+
+        torchrun deals the ranks out in the order of the addresses, as text. The machine that must
+        stay gets rank 0, which saves: its address begins with 0x, an old spelling of the same. (Of
+        IPv6 there is none.)
+        """
+        first, dot, rest = self.address.partition(".")
+        spelling = f"{int(first):#x}.{rest}" if self.is_host and dot else self.address
+        return f"{spelling} {str(self.is_host).lower()} {self.interface}"
 
 
-def look_up(endpoint: str, run_id: str, limit_s: float | None = None) -> Node:
+class Patience:
+    """How long something is waited for, of which a line tells now and then."""
+
+    def __init__(self, limit_s: float) -> None:
+        """It begins now."""
+        self.limit_s = limit_s
+        self._began = self._said = time.monotonic()
+
+    def wait(self, what: str, advice: str) -> None:
+        """Wait a moment.
+
+        Raises:
+            NotMet: that was long enough.
+        """
+        now = time.monotonic()
+        if now - self._began > self.limit_s:
+            waited = f"for {self.limit_s:g} s now"
+            raise NotMet(f"{what}, {waited}: {advice}; JOIN_TIMEOUT_S waits longer")
+        if now - self._said > _SAY_S:
+            self._said = now
+            print(f"{what}: {now - self._began:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(0.5)
+
+
+def look_up(
+    endpoint: str, run_id: str, limit_s: float | None = None, settings: Sequence[str] = ()
+) -> Node:
     """Find out how this machine reaches HOST:PORT; with a limit, wait until it does.
 
     Raises:
@@ -42,14 +80,8 @@ def look_up(endpoint: str, run_id: str, limit_s: float | None = None) -> Node:
     """
     host, port = split_endpoint(endpoint)
     name = socket.gethostname()
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise Refused(
-            f"RDZV_ENDPOINT: {name} knows no address of {host!r} ({error.strerror}): give the "
-            "address itself, or a name that every machine knows"
-        ) from None
-    family, _, _, _, place = found[0]
+    patience = None if limit_s is None else Patience(limit_s)
+    family, place = find_address(host, port, patience)
     address = str(place[0])
     if address.startswith("127.") or address == "::1":
         raise Refused(
@@ -57,43 +89,53 @@ def look_up(endpoint: str, run_id: str, limit_s: float | None = None) -> Node:
             "itself: give the address of one machine in their network"
         )
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # sends nothing, and chooses the way
-            own = str(probe.getsockname()[0])
+        own = start_of_way(family, place)
     except OSError as error:
         raise Refused(
             f"RDZV_ENDPOINT: {name} has no way to {host} = {address} ({error.strerror}): check the "
             "network, or give another address of that machine"
         ) from None
-    if own == address:
-        check_port(port, run_id)
-    elif limit_s is not None:
-        wait_for(host, address, port, limit_s)
-    return Node(own, interface_of(own), own == address)
+    if own != address and patience is not None:
+        wait_for(host, address, port, patience)
+    return Node(own, interface_of(own), own == address and is_free(port, run_id, settings))
 
 
-def wait_for(host: str, address: str, port: int, limit_s: float) -> None:
+def find_address(host: str, port: int, patience: Patience | None) -> tuple[int, tuple[Any, ...]]:
+    """The family of addresses, and the address, of a name; a name may become known while one waits.
+
+    Raises:
+        Refused: it is not known, and there is nothing to wait for.
+        NotMet: it did not become known in time.
+    """
+    advice = "give the address itself, or a name that every machine knows"
+    while True:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except OSError as error:
+            own = socket.gethostname()
+            what = f"RDZV_ENDPOINT: {own} knows no address of {host!r} ({error.strerror})"
+            if patience is None:
+                raise Refused(f"{what}: {advice}") from None
+            patience.wait(what, advice)
+            continue
+        family, _, _, _, place = found[0]
+        return family, place
+
+
+def wait_for(host: str, address: str, port: int, patience: Patience) -> None:
     """Wait until the machine at which all meet lets this one in; say now and then for what.
 
     Raises:
-        NotMet: it does not, in that time.
+        NotMet: it does not, in time.
     """
-    began = said = time.monotonic()
     while True:
         try:
             socket.create_connection((address, port), timeout=5.0).close()
         except OSError as error:
-            now = time.monotonic()
-            waits = f"{socket.gethostname()} waits for {host}:{port} = {address} ({error})"
-            if now - began > limit_s:
-                raise NotMet(
-                    f"{waits}, for {limit_s:g} s now: start the same command there, and open the "
-                    "port; JOIN_TIMEOUT_S waits longer"
-                ) from None
-            if now - said > _SAY_S:
-                said = now
-                print(f"{waits}: {now - began:.0f} s", file=sys.stderr, flush=True)
-            time.sleep(0.5)
+            patience.wait(
+                f"{socket.gethostname()} waits for {host}:{port} = {address} ({error})",
+                "start the same command there, and open the port",
+            )
             continue
         return
 
@@ -110,25 +152,47 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_port(port: int, run_id: str) -> None:
-    """Refuse a port at which somebody else listens; another launcher of this run may.
+def is_free(port: int, run_id: str, settings: Sequence[str]) -> bool:
+    """Whether nobody listens at a port; another launcher of this run, with its settings, may.
 
     Raises:
-        Refused: with the process that listens, where the system tells.
+        Refused: somebody else does; with the process, where the system tells.
     """
     try:
-        with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-            # As the store does it: what only lingers is no hindrance.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
+        bind(port)
     except OSError as error:
         who, words = holder_of(port)
+        program = f"{__package__.partition('.')[0]}.train"
         if run_id in words:
-            return
+            if words[-1 - len(settings) :] == [program, *settings]:
+                return False
+            who += ", for the same RDZV_ID with other settings"
         raise Refused(
             f"RDZV_ENDPOINT: port {port} of {socket.gethostname()} can't be had "
             f"({error.strerror}{who}): choose another one, the same on all machines"
         ) from None
+    return True
+
+
+def bind(port: int) -> None:
+    """Take a port and give it back, as the store takes it: for IPv4 alone where there is no IPv6.
+
+    Raises:
+        OSError: it can't be had.
+    """
+    for family in (socket.AF_INET6, socket.AF_INET):
+        try:
+            with socket.socket(family) as probe:
+                # What only lingers is no hindrance.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+        except OSError as error:
+            # Python may know IPv6 where the kernel has it switched off.
+            is_unknown = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+            if family != socket.AF_INET6 or not is_unknown:
+                raise
+        else:
+            return
 
 
 def holder_of(port: int) -> tuple[str, list[str]]:
@@ -137,7 +201,7 @@ def holder_of(port: int) -> tuple[str, list[str]]:
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             if any(str(link.readlink()) in sockets for link in directory.glob("fd/*")):
-                command = (directory / "cmdline").read_text(errors="replace").split("\0")
+                command = (directory / "cmdline").read_text(errors="replace").split("\0")[:-1]
                 return f", process {directory.name} has it: {' '.join(command)[:80]}", command
     return "", []
 
@@ -154,7 +218,8 @@ def _listening_at(port: int) -> list[str]:
 
 if __name__ == "__main__":
     try:
-        print(look_up(sys.argv[1], sys.argv[2], *map(float, sys.argv[3:])))
+        endpoint, run_id, limit, *settings = sys.argv[1:]
+        print(look_up(endpoint, run_id, float(limit) if limit else None, settings))
     except Refused as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -100,16 +100,16 @@ if [[ "$nodes" == *:* ]]; then
   restarts=10 # the loss of a machine is one
 fi
 
-# A machine alone meets nobody, and takes a free port.
-meeting=(--standalone)
+# A machine alone meets nobody, and takes a free port; its own name may lead nowhere.
+meeting=(--standalone --local-addr 127.0.0.1)
 if [[ "$nodes" != 1 ]]; then
   id=${RDZV_ID:-$package}
   give JOIN_TIMEOUT_S 300
   # How this machine reaches the one at which all meet.
-  limit=("$JOIN_TIMEOUT_S")
-  [[ -z "$dry_run" ]] || limit=()
-  facts=$(python -m "$package.engine.nodes" "$RDZV_ENDPOINT" "$id" ${limit[@]+"${limit[@]}"}) ||
-    exit
+  limit=$JOIN_TIMEOUT_S
+  [[ -z "$dry_run" ]] || limit=""
+  facts=$(python -m "$package.engine.nodes" "$RDZV_ENDPOINT" "$id" "$limit" \
+    ${settings[@]+"${settings[@]}"}) || exit
   read -r address is_host interface <<<"$facts"
   if [[ -n "$interface" ]]; then
     give GLOO_SOCKET_IFNAME "$interface"
