@@ -52,14 +52,21 @@ Timed = Callable[[str, str, float], None]
 
 @pytest.hookimpl(trylast=True)  # when what is not to run is gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each of two workers, which begin with one half each, begin with the longest tests.
+    """Let each of the workers, which begin with equal shares, begin with the longest tests.
 
-    Else one of them would end with several, while the other has nothing left to take over.
+    Else one of them would end with several, while the others have nothing left to take over.
     """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = [item for item in items if any(part in item.name for part in _LONG)]
     short = [item for item in items if item not in long]
-    middle = len(items) // 2 - len(long[::2])
-    items[:] = [*long[::2], *short[:middle], *long[1::2], *short[middle:]]
+    share = -(-len(items) // workers)
+    items.clear()
+    for number in range(workers):
+        first = long[number::workers]
+        rest = max(0, share - len(first))
+        items += first + short[:rest]
+        del short[:rest]
+    assert not short
 
 
 @pytest.fixture
