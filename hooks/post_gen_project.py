@@ -29,6 +29,8 @@ def main() -> None:
         if not key.startswith("_") and key not in {"project_name", "author"}
     )
     print(f"Answers: {' '.join(named)}")
+    texts = (f"{key}={json.dumps(answers[key])}" for key in ("project_name", "author"))
+    print(f"Texts: {' '.join(texts)}")
     print("Next:")
     print(f"  cd {slug}")
     print("  make install   # in a virtual environment")

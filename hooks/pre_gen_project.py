@@ -3,7 +3,11 @@
 Cookiecutter renders this file with Jinja and runs the result alone, from a temporary
 directory: standard library only, no imports from this repository. The tables below are
 plain literals, because the tests and the docs read them too.
+
+Python before 3.10 must be able to parse it: it is refused in a sentence as well.
 """
+
+from __future__ import annotations
 
 import json
 import keyword
@@ -14,6 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 # The oldest release that this template was tried with.
 OLDEST_COOKIECUTTER = (2, 6)
+
+# Older ones don't know the names of their own modules.
+OLDEST_PYTHON = (3, 10)
 
 SLUG_LENGTHS = (2, 40)
 
@@ -40,7 +47,7 @@ UNSUPPORTED: list[tuple[dict[str, str], str]] = [
 ]
 
 # A package of one of these names would hide the one that the project imports.
-IMPORTED = [
+IMPORTED: list[str] = [
     "absl",
     "aiohappyeyeballs",
     "aiohttp",
@@ -49,21 +56,27 @@ IMPORTED = [
     "annotated_doc",
     "annotated_types",
     "anyio",
+    "ast_serialize",
+    "attr",
+    "attrs",
     "blinker",
     "cachetools",
     "certifi",
     "cffi",
+    "cfgv",
     "charset_normalizer",
     "click",
     "cloudpickle",
+    "colorama",
     "contourpy",
     "coreweave_evaluations",
     "cryptography",
+    "cuda",
     "cycler",
     "databricks",
     "dateutil",
+    "distlib",
     "distro",
-    "distutils",
     "docker",
     "dotenv",
     "fastapi",
@@ -87,13 +100,17 @@ IMPORTED = [
     "httpx",
     "huey",
     "hypothesis",
+    "identify",
     "idna",
     "importlib_metadata",
+    "iniconfig",
+    "isympy",
     "itsdangerous",
     "jinja2",
     "joblib",
     "jsonargparse",
     "kiwisolver",
+    "librt",
     "mako",
     "markdown",
     "markupsafe",
@@ -104,43 +121,56 @@ IMPORTED = [
     "mpmath",
     "multidict",
     "mypy",
+    "mypy_extensions",
+    "mypyc",
+    "narwhals",
     "networkx",
+    "nodeenv",
     "numpy",
     "nvidia",
     "opentelemetry",
     "packaging",
     "pandas",
+    "pathspec",
     "pil",
     "pip",
     "pkg_resources",
     "platformdirs",
+    "pluggy",
     "pre_commit",
     "prettytable",
     "propcache",
     "psutil",
+    "py",
     "pyarrow",
     "pyasn1",
     "pyasn1_modules",
     "pycparser",
     "pydantic",
     "pydantic_core",
+    "pygments",
     "pylab",
     "pyparsing",
     "pytest",
+    "python_discovery",
     "requests",
     "ruff",
+    "safetensors",
     "scipy",
+    "sentry_sdk",
     "setuptools",
     "six",
     "sklearn",
     "skops",
     "smmap",
     "sniffio",
+    "sortedcontainers",
     "sqlalchemy",
     "sqlparse",
     "starlette",
     "sympy",
     "tensorboard",
+    "tensorboard_data_server",
     "threadpoolctl",
     "torch",
     "torchaudio",
@@ -152,6 +182,8 @@ IMPORTED = [
     "typing_inspection",
     "urllib3",
     "uvicorn",
+    "virtualenv",
+    "waitress",
     "wandb",
     "wcwidth",
     "werkzeug",
@@ -162,12 +194,81 @@ IMPORTED = [
     "zipp",
 ]
 
+# What those are called where they are installed from: a project of one of these names would be
+# taken for the package that it needs.
+INSTALLED: list[str] = [
+    "absl_py",
+    "cwevals",
+    "databricks_sdk",
+    "gitpython",
+    "google_auth",
+    "googleapis_common_protos",
+    "grpcio",
+    "mlflow_skinny",
+    "mlflow_tracing",
+    "opentelemetry_api",
+    "opentelemetry_exporter_http_transport",
+    "opentelemetry_exporter_otlp_common",
+    "opentelemetry_exporter_otlp_proto_common",
+    "opentelemetry_exporter_otlp_proto_http",
+    "opentelemetry_proto",
+    "opentelemetry_sdk",
+    "opentelemetry_semantic_conventions",
+    "pillow",
+    "protobuf",
+    "python_dateutil",
+    "python_dotenv",
+    "pyyaml",
+    "scikit_learn",
+    "types_pyyaml",
+]
+
+# Python's own modules, in some of its releases only: not always in the one that runs this.
+MODULES: list[str] = [
+    "aifc",
+    "annotationlib",
+    "asynchat",
+    "asyncore",
+    "audioop",
+    "binhex",
+    "cgi",
+    "cgitb",
+    "chunk",
+    "compression",
+    "crypt",
+    "distutils",
+    "imghdr",
+    "imp",
+    "lib2to3",
+    "mailcap",
+    "msilib",
+    "nis",
+    "nntplib",
+    "ossaudiodev",
+    "pipes",
+    "profiling",
+    "smtpd",
+    "sndhdr",
+    "spwd",
+    "sunau",
+    "telnetlib",
+    "tomllib",
+    "uu",
+    "xdrlib",
+]
+
 # Directories of the project that git ignores or that tools take for their own.
 TAKEN = ["build", "conftest", "dist", "runs", "setup", "test", "tests"]
+
+# What Windows takes for a device, in every directory and with every suffix.
+DEVICES = re.compile(r"aux|con|nul|prn|(com|lpt)[0-9]")
 
 
 def check_cookiecutter() -> str | None:
     """Say why this cookiecutter can't render the template; None where it can."""
+    if sys.version_info < OLDEST_PYTHON:
+        oldest = ".".join(str(number) for number in OLDEST_PYTHON)
+        return f"cookiecutter runs on Python {sys.version.split()[0]}, use {oldest} or newer"
     try:
         found = version("cookiecutter")
     except PackageNotFoundError:
@@ -188,10 +289,14 @@ def check_slug(slug: str) -> str | None:
         reason = f"has {len(slug)} characters, use {shortest} to {longest}"
     elif keyword.iskeyword(slug):
         reason = "is a word of the Python language, choose another name"
-    elif slug in sys.stdlib_module_names:
+    elif slug in sys.stdlib_module_names or slug in MODULES:
         reason = "would hide Python's own module, choose another name"
     elif slug in IMPORTED:
         reason = "would hide a package of that name, choose another name"
+    elif slug in INSTALLED:
+        reason = "would be taken for a package that it needs, choose another name"
+    elif DEVICES.fullmatch(slug):
+        reason = "is a device on Windows, choose another name"
     elif slug in TAKEN:
         reason = "is a directory that tools use, choose another name"
     else:
@@ -204,8 +309,10 @@ def check_text(key: str, text: str) -> str | None:
     if not text.strip():
         return f"{key} is empty, type at least one character"
     for character in text:
-        # Control characters, lone surrogates, line and paragraph separators, unassigned.
-        if unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp", "Cn"}:
+        # Control characters, lone surrogates, line and paragraph separators, no characters.
+        # Others are not asked about: this Python may be older than an emoji.
+        is_none = ord(character) % 0x10000 >= 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF
+        if is_none or unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
             return f"{key} {text!r} holds {character!r}, use one line of printable text"
     for second in "%#{":  # never whole tags here: this file is a template itself
         if "{" + second in text:
@@ -224,7 +331,9 @@ def check_choice(key: str, answer: object) -> str | None:
 
 def check(answers: dict[str, object]) -> str | None:
     """Give the first reason to refuse these answers, None where there is none."""
-    reasons = [check_cookiecutter(), check_slug(str(answers["project_slug"]))]
+    if (too_old := check_cookiecutter()) is not None:
+        return too_old
+    reasons = [check_slug(str(answers["project_slug"]))]
     reasons += [check_text(key, str(answers[key])) for key in ("project_name", "author")]
     reasons += [check_choice(key, answers[key]) for key in CHOICES]
     for row, reason in UNSUPPORTED:

@@ -6,17 +6,20 @@ import hashlib
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
 from unittest import mock
 
+from cookiecutter import generate, hooks
+from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter
 from jinja2 import Environment
 
@@ -177,6 +180,38 @@ def render(answers: Answers, dest: Path, slug: str = SLUG, **options: Any) -> Pa
             **options,
         )
     return Path(project)
+
+
+@contextmanager
+def in_one_process() -> Iterator[None]:
+    """Compile each template once, and run the hooks here: a rendering takes a few hundredths.
+
+    Templates, hooks and cookiecutter are the real ones. What a hook ends with is raised.
+    """
+    codes: dict[tuple[str, str | None, bool], Any] = {}
+    compile_template = Environment.compile
+
+    def compile_once(self: Environment, source: str, name: Any = None, filename: Any = None) -> Any:
+        key = (source, name, self.trim_blocks)
+        if key not in codes:
+            codes[key] = compile_template(self, source, name, filename)
+        return codes[key]
+
+    def run_here(script: str, cwd: str) -> None:
+        with chdir(cwd):
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except SystemExit as end:
+                if end.code:
+                    raise FailedHookException(str(end.code)) from None
+
+    is_binary = functools.cache(generate.is_binary)
+    with (
+        mock.patch.object(Environment, "compile", compile_once),
+        mock.patch.object(generate, "is_binary", is_binary),
+        mock.patch.object(hooks, "run_script", run_here),
+    ):
+        yield
 
 
 def files_of(project: Path) -> dict[str, Path]:

@@ -2,14 +2,17 @@
 
 import ast
 import json
+import re
 import shutil
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pexpect
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.rendering import (
     ROOT,
@@ -42,6 +45,9 @@ SLUGS = [
     "x\n",
     "a",
     TOO_LONG,
+    "a" * 300,
+    "../" * 3 + "x/y",
+    "a\\b",
     "import",
     "None",
     "os",
@@ -49,6 +55,10 @@ SLUGS = [
     "torch",
     "numpy",
     "sklearn",
+    "pyyaml",
+    "cgi",
+    "con",
+    "com1",
     "tests",
     "runs",
 ]
@@ -96,14 +106,13 @@ def test_a_bad_slug_is_refused(slug: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     code, output = _answer(tmp_path, f"project_slug={slug}")
     assert code == 1
-    # Cookiecutter makes the directory first; of `a/b` it takes back the inner one.
-    assert not [
-        path
-        for path in _left_over(tmp_path)
-        if path not in {tmp_path / "out", tmp_path / "out" / "a"}
-    ]
-    # `.` is the output directory itself, which cookiecutter refuses to write into.
-    if slug != ".":
+    assert _left_over(tmp_path) == [tmp_path / "out"]
+    if len(slug) > 60 or not slug.isprintable() or {"/", "\\"} & {*slug}:
+        # Before cookiecutter makes a directory of that name; it prints a traceback above.
+        assert f"project_slug {slug!r} is no import name" in output.splitlines()[-1].replace(
+            "\\\\", "\\"
+        )
+    elif slug != ".":  # the output directory itself, which cookiecutter refuses to write into
         assert "project_slug" in _error(output)
 
 
@@ -127,6 +136,34 @@ def test_text_of_more_than_a_line_is_refused(key: str, text: str, tmp_path: Path
     assert code == 1
     assert key in _error(output)
     assert not [path for path in _left_over(tmp_path) if path.is_file()]
+
+
+def test_no_project_hides_what_it_imports_or_needs() -> None:
+    """All that the packages of a project bring along, as far as it is installed here."""
+    names: set[str] = set()
+    todo, done = {"pip", "setuptools", "torch", *_requirements()}, set[str]()
+    while todo - done:
+        name = (todo - done).pop()
+        done.add(name)
+        if name == "mlflow":  # in this environment it is the part that a run needs
+            name = "mlflow-skinny"
+        package = metadata.distribution(name)
+        for requirement in map(Requirement, package.requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                todo.add(requirement.name.lower().replace("_", "-"))
+        files = [file.parts for file in package.files or [] if file.suffix in {".py", ".so"}]
+        names |= {parts[0].partition(".")[0] for parts in files if parts[0] != ".."}
+    taken = {*table("IMPORTED"), *table("INSTALLED"), *sys.stdlib_module_names}
+    words = {re.sub("[-.]", "_", name).lower() for name in names | done}
+    assert "sklearn" in words
+    assert "scikit_learn" in words
+    assert {word for word in words if re.fullmatch("[a-z][a-z0-9_]+", word)} - taken == set()
+
+
+def _requirements() -> set[str]:
+    text = (TEMPLATE / "pyproject.toml").read_text()
+    lines = re.findall(r'^    "([A-Za-z0-9-]+)(?:[>=]=[\d.]+)?",', text, re.MULTILINE)
+    return {line.lower() for line in lines if not line.isupper()}
 
 
 @pytest.mark.parametrize(("answers", "reason"), table("UNSUPPORTED"), ids=str)
@@ -202,9 +239,9 @@ def test_hostile_text_comes_through(text: str, tmp_path: Path) -> None:
     assert code == 0, output
     assert "INJECTED" not in output
     project = tmp_path / "out" / SLUG
-    metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    assert metadata["description"] == text
-    assert metadata["authors"] == [{"name": text}]
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert described["description"] == text
+    assert described["authors"] == [{"name": text}]
     answers = yaml.safe_load((project / SLUG / "cookiecutter.yaml").read_text())
     assert answers["default_context"]["project_name"] == text
     assert answers["default_context"]["author"] == text
@@ -219,8 +256,8 @@ def test_jinja_in_an_answer_runs_or_is_refused(tmp_path: Path) -> None:
     """Cookiecutter runs it before a hook sees it; what is left of it is refused."""
     code, output = _answer(tmp_path, f"project_slug={SLUG}", "author={{ 7*7 }}")
     assert code == 0, output
-    metadata = tomllib.loads((tmp_path / "out" / SLUG / "pyproject.toml").read_text())
-    assert metadata["project"]["authors"] == [{"name": "49"}]
+    described = tomllib.loads((tmp_path / "out" / SLUG / "pyproject.toml").read_text())
+    assert described["project"]["authors"] == [{"name": "49"}]
     for number, text in enumerate(["{{ '{{' }} 7*7 }}", "{{ '{%' }}", "{{ '{#' }}"]):
         dest = tmp_path / str(number)
         code, output = _answer(dest, f"project_slug={SLUG}", f"author={text}")
@@ -254,6 +291,7 @@ def test_a_mistyped_question_shows_in_the_closing_lines(tmp_path: Path) -> None:
     assert named["ema"] == "true"
     assert "ammp" not in named
     assert named.keys() == {"project_slug", *all_answers()}
+    assert 'Texts: project_name="My DDP Project" author="Your Name"' in output.splitlines()
     assert f"  cd {SLUG}" in output
 
 

@@ -84,6 +84,7 @@ def _wait(ranks: list[ForkServerProcess], timeout_s: float) -> None:
 
 def _outcome(directory: Path, rank: int, process: ForkServerProcess) -> Outcome:
     result, output = directory / f"{rank}.pickle", directory / f"{rank}.txt"
+    # Written by a process of this test, in a directory of this user alone.
     value = pickle.loads(result.read_bytes()) if result.exists() else None
     return Outcome(value, process.exitcode, output.read_text() if output.exists() else "")
 
