@@ -166,12 +166,12 @@ def place_in(tip: str, project: Project) -> Project:
     Raises:
         Refused: the branch does not hold it.
     """
-    held = projects_in(project.git, tip)
-    same = [one for one in held if one.package == project.package]
+    others = [one.package for one in projects_in(project.git, "HEAD") if one != project]
+    held = [one for one in projects_in(project.git, tip) if one.package not in others]
+    same = [one for one in held if one == project]
     if len(same or held) != 1:
         raise Refused(
-            f"the branch does not hold {project.package}, or more than that: name another one "
-            "with --branch"
+            f"the branch does not hold {project.package}: name one of its own with --branch"
         )
     return (same or held)[0]
 
@@ -253,7 +253,7 @@ def render(template: Path, answers: Answers, directory: Path) -> Path:
     if done.returncode != 0:
         lines = (done.stderr + done.stdout).splitlines()
         reasons = [line for line in lines if line.startswith("ERROR: ")]
-        raise Refused("cookiecutter: " + "\n".join(reasons or lines[-3:]))
+        raise Refused("cookiecutter: " + "\n".join(reasons[:1] or lines[-3:]))
     (project,) = output.iterdir()
     rendered = parse((project / project.name / ANSWERS_FILE).read_text("utf-8"))
     for key, answer in answers.items():
@@ -391,6 +391,8 @@ def find_tip(git: Git, branch: str) -> str | None:
 def is_alike(one: str, other: str, name: str) -> bool:
     """Whether two files differ in nothing but their format."""
     if not name.endswith(".py"):
+        without_quotes = {ord("'"): None, ord('"'): None}
+        one, other = one.translate(without_quotes), other.translate(without_quotes)
         return one.split() == other.split()
     with contextlib.suppress(SyntaxError, ValueError):
         return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
