@@ -238,7 +238,8 @@ def render(template: Path, answers: Answers, directory: Path) -> Path:
         "cookiecutters_dir": str(directory / "clones"),
     }
     config = directory / "config.yaml"
-    config.write_text(json.dumps(settings), "utf-8")  # JSON is YAML
+    # JSON is YAML, but for characters that it would write as two halves.
+    config.write_text(json.dumps(settings, ensure_ascii=False), "utf-8")
     output = directory / "projects"
     command = [program, str(template), "--no-input", "--config-file", str(config)]
     done = subprocess.run(

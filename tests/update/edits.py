@@ -24,7 +24,7 @@ EDITS: dict[str, Edit] = {
     f"{SLUG}/settings.py": put("dropout: float = 0.1", "dropout: float = 0.2"),
     f"{SLUG}/configs/debug.yaml": put("eval_every: 23", "eval_every: 46"),
     f"{SLUG}/train.py": put("nothing left to do:", "there is nothing left to do:"),
-    f"{SLUG}/engine/rundir.py": put('"""Engine: ', '"""Engine, with an edit of mine: '),
+    f"{SLUG}/engine/rundir.py": put("and logs. No torch.", "and logs. Mine."),
     "README.md": put("Training with PyTorch's", "My experiments. Training with PyTorch's"),
     "pyproject.toml": put('version = "0.1.0"', 'version = "0.2.0"'),
 }

@@ -15,9 +15,22 @@ from typing import Any
 
 import pytest
 
-from tests.rendering import ROOT, SLUG, Answers, contents_of, render, run, silent, succeed
+from tests.rendering import (
+    ROOT,
+    SLUG,
+    TEMPLATE,
+    Answers,
+    contents_of,
+    render,
+    run,
+    silent,
+    succeed,
+)
 
 SCRIPT = ROOT / "scripts" / "regenerate.py"
+
+# What renders: nothing of this repository's own tests or documentation.
+PARTS = ("cookiecutter.json", "hooks", "templates", "scripts", TEMPLATE.name)
 
 Edit = Callable[[str], str]
 Contents = dict[str, tuple[bytes, bool]]
@@ -148,6 +161,22 @@ def edited(project: Path, edits: dict[str, Edit]) -> Contents:
         content, is_executable = files[name]
         files[name] = change(content.decode()).encode(), is_executable
     return files
+
+
+def copy_template(workshop: Workshop, path: Path) -> Repository:
+    """Copy the template into a repository of its own, as users have it."""
+    path.mkdir(parents=True)
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            leave = shutil.ignore_patterns("__pycache__", ".*_cache")
+            shutil.copytree(ROOT / part, path / part, ignore=leave)
+        else:
+            shutil.copy(ROOT / part, path / part)
+    repository = Repository(path, workshop)
+    repository.git("init", "--quiet", "--initial-branch", "main")
+    repository.commit("First version")
+    repository.git("tag", "v1")
+    return repository
 
 
 def renders_once(script: ModuleType, store: Path) -> Iterator[Workshop]:

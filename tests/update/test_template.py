@@ -8,33 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.rendering import ROOT, SLUG, run
+from tests.rendering import SLUG, TEMPLATE, run
 from tests.update.edits import EDITS, put
-from tests.update.projects import WHO, Repository, Workshop, edited, files_in
+from tests.update.projects import WHO, Repository, Workshop, copy_template, edited, files_in
 
 pytestmark = pytest.mark.update
 
 TRAIN = f"{SLUG}/train.py"
-RENDERED = "{{cookiecutter.project_slug}}/{{cookiecutter.project_slug}}"
-PARTS = ("cookiecutter.json", "hooks", "templates", "scripts", RENDERED.split("/", maxsplit=1)[0])
+RENDERED = f"{TEMPLATE.name}/{TEMPLATE.name}"
 
 
 @pytest.fixture
 def template(tmp_path: Path, workshop: Workshop) -> Repository:
     """A clone of the template, as users have one."""
-    path = tmp_path / "ddp template é"
-    path.mkdir()
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            leave = shutil.ignore_patterns("__pycache__", ".*_cache")
-            shutil.copytree(ROOT / part, path / part, ignore=leave)
-        else:
-            shutil.copy(ROOT / part, path / part)
-    repository = Repository(path, workshop)
-    repository.git("init", "--quiet", "--initial-branch", "main")
-    repository.commit("First version")
-    repository.git("tag", "v1")
-    return repository
+    return copy_template(workshop, tmp_path / "ddp template é")
 
 
 def call(repository: Repository, template: Repository, *words: str) -> tuple[int, str]:
