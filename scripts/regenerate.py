@@ -11,13 +11,11 @@ to resolve, 2 refused, and nothing was changed. Needs git, and cookiecutter on t
 import argparse
 import ast
 import contextlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from dataclasses import dataclass
@@ -342,14 +340,14 @@ def template_at(revision: str, directory: Path) -> Path:
     Raises:
         Refused: it has no such revision.
     """
-    command = ["git", "archive", "--format=tar", revision]
-    done = subprocess.run(command, cwd=TEMPLATE, capture_output=True, check=False)
-    if done.returncode != 0:
-        reason = done.stderr.decode(errors="replace").strip()
-        raise Refused(f"--from: expected a revision of the template, got {revision!r}: {reason}")
     target = directory / TEMPLATE.name
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(target, filter="data")
+    target.mkdir()
+    found = Git(TEMPLATE).run("rev-parse", "--absolute-git-dir").stdout.strip()
+    words = [f"--git-dir={found}", "--work-tree=.", "checkout", "--quiet", revision, "--", "."]
+    done = Git(target).run(*words, GIT_INDEX_FILE=str(directory / "index"))
+    if done.returncode != 0:
+        reason = done.stderr.strip()
+        raise Refused(f"--from: expected a revision of the template, got {revision!r}: {reason}")
     return target
 
 
@@ -569,7 +567,8 @@ def main(argv: list[str] | None = None) -> int:
                 environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(objects)
             tip = find_tip(git, options.branch)
             place = place_in(tip, project) if tip else project
-            renderer = Renderer(place, directory, place.is_whole_in(tip or "HEAD"), environment)
+            is_whole = place.is_whole_in(tip or first_commit(project))
+            renderer = Renderer(place, directory, is_whole, environment)
             plan = make_plan(renderer, tip, project, options)
             require_room(plan)
             is_clean = plan.show()

@@ -64,8 +64,8 @@ def average(package: str, run_dir: str, decay: float) -> float:
         (mean[name] - (decay * start[name] + (1 - decay) * end[name])).abs().max().item()
         for name in mean
     ]
-    moved = max((end[name] - start[name]).abs().max().item() for name in mean)
-    return max(differences) / float(moved)
+    moved = [(end[name] - start[name]).abs().max().item() for name in mean]
+    return float(max(differences) / max(moved))
 
 
 def saved_weights(package: str, run_dir: str, step: int) -> str:

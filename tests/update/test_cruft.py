@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rendering import SLUG, run, succeed
+from tests.rendering import SLUG, Answers, run, succeed
 from tests.update.edits import EDITS, one_line_more, put
 from tests.update.projects import WHO, Repository, Workshop, copy_template, edited, files_in
 
@@ -66,7 +66,7 @@ def test_cruft_gives_what_cookiecutter_gives(
     repository.edit(EDITS)
     code, output = update(repository, environment, amp="fp16", ema=True, nodes="multi")
     assert code == 0, output
-    answers = {"checkpoint": "per_rank", "amp": "fp16", "ema": True, "nodes": "multi"}
+    answers: Answers = {"checkpoint": "per_rank", "amp": "fp16", "ema": True, "nodes": "multi"}
     assert without_state(repository) == edited(workshop.fresh(answers), EDITS)
     succeed("cruft", "check", cwd=repository.path, env=environment)
 

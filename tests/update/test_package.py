@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rendering import SLUG
+from tests.rendering import SLUG, Answers
 from tests.update.edits import EDITS
 from tests.update.projects import Repository, Workshop, edited, files_in
 
@@ -43,7 +43,7 @@ def test_the_package_alone_is_regenerated(workshop: Workshop, tmp_path: Path, pl
     assert f"Project: the package directory alone, in {prefix}{SLUG}" in output
     assert repository.regenerate("ema=true")[0] == 0
 
-    answers = {"amp": "fp16", "ema": True}
+    answers: Answers = {"amp": "fp16", "ema": True}
     rendered = edited(workshop.fresh(answers), PACKAGE)
     package = {f"{prefix}{n}": file for n, file in rendered.items() if n in PACKAGE or is_in(n)}
     theirs = {name: (text.encode(), False) for name, text in THEIRS.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rendering import SLUG, succeed
+from tests.rendering import SLUG, Answers, succeed
 from tests.update.edits import EDITS, one_line_more, put
 from tests.update.projects import Contents, Repository, Workshop, edited, files_in
 
@@ -26,7 +26,7 @@ def test_twice_in_a_row_and_back(workshop: Workshop, tmp_path: Path) -> None:
     one_line_more(repository.path / "Makefile")
     repository.commit()
     assert repository.regenerate("ema=true", "tracker=none")[0] == 0
-    both = {"amp": "fp16", "ema": True, "tracker": "none"}
+    both: Answers = {"amp": "fp16", "ema": True, "tracker": "none"}
     edits = {**EDITS, "Makefile": lambda text: f"{text}# mine\n"}
     assert repository.contents() == edited(workshop.fresh(both), edits)
     assert repository.regenerate("amp=bf16", "ema=no", "tracker=tensorboard")[0] == 0
