@@ -458,7 +458,7 @@ class Plan:
             print(f"Merged. If you push, push both: git push origin HEAD {branch}")
             return 0
         if git.find("MERGE_HEAD") is None:
-            raise Refused("git did not merge, for the reason above; only the branch was changed")
+            raise Refused("git did not merge, for the reason above: call again when it is gone")
         print("Resolve the conflicts, then git add and git commit; or git merge --abort")
         return 1
 

@@ -91,6 +91,18 @@ def test_fresh_clone_without_a_branch_renders_the_old_answers(
     assert theirs.contents() == edited(workshop.fresh({"amp": "fp16", "ema": True}), EDITS)
 
 
+def test_whole_project_is_known_by_its_first_commit(workshop: Workshop, tmp_path: Path) -> None:
+    """Later the user may give the project another name in pyproject.toml."""
+    repository = workshop.begin(tmp_path / "mine")
+    edits = {**EDITS, "pyproject.toml": put(f'name = "{SLUG}"', 'name = "mine"')}
+    repository.edit(edits)
+    code, output = repository.regenerate("tracker=none", "ci=none")
+    assert code == 0, output
+    assert "Project: the whole project, in ." in output
+    expected = edited(workshop.fresh({"tracker": "none", "ci": "none"}), edits)
+    assert repository.contents() == expected
+
+
 def test_shallow_clone_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     mine = workshop.begin(tmp_path / "mine")
     mine.edit(EDITS)
