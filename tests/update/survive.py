@@ -24,7 +24,9 @@ def note_the_beginning(package: str) -> dict[str, str]:
     notes: dict[str, str] = {}
 
     def noted(job: Any, *rest: Any) -> None:
-        notes.update({part: digest(tensors) for part, tensors in job.state.parts().items()})
+        parts = job.state.parts().items()
+        notes.update({part: digest(tensors) for part, tensors in parts})
+        notes["parameters"] = digest(dict(job.state.module.named_parameters()))
         run_steps(job, *rest)
 
     import_module(f"{package}.tests.toy").put(train, run_steps=noted)
@@ -48,7 +50,8 @@ def train(package: str, ranks: int, run_dir: str, settings: dict[str, Any]) -> d
     records = values(scenario.run_training, ranks, config, prepare, timeout_s=240)
     return {
         "began": [record.notes for record in records],
-        "ended": [digest({**record.parameters, **record.buffers}) for record in records],
+        "ended": [digest(record.parameters) for record in records],
+        "model": digest({**records[0].parameters, **records[0].buffers}),
         "step": records[0].progress["step"],
         "log": Path(run_dir, "logs", "rank0.log").read_text(),
     }
@@ -68,7 +71,9 @@ def average(package: str, run_dir: str, decay: float) -> float:
     return float(max(differences) / max(moved))
 
 
-def saved_weights(package: str, run_dir: str, step: int) -> str:
-    """Give a digest of the model in a checkpoint."""
+def saved_parts(package: str, run_dir: str, step: int) -> dict[str, str]:
+    """Give a digest of each part of a checkpoint."""
+    reading = import_module(f"{package}.engine.reading")
     checkpoint = import_module(f"{package}.tests.scenario").saved(run_dir, step)
-    return digest(import_module(f"{package}.engine.reading").read_part(checkpoint, "model"))
+    names = reading.part_names(checkpoint)
+    return {name: digest(reading.read_part(checkpoint, name)) for name in names}
