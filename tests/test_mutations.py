@@ -360,7 +360,7 @@ MUTATIONS = [
     mutation(
         "metadata of a checkpoint may run code",
         "test_saving.py::test_metadata_can_run_no_code",
-        *("engine/reading.py", "if is_dtype or (module, name) in _CLASSES:", "if True:"),
+        *("engine/pieces.py", "if is_dtype or (module, name) in _CLASSES:", "if True:"),
         checkpoint="sharded",
     ),
     mutation(

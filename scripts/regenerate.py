@@ -1,0 +1,582 @@
+#!/usr/bin/env python3
+"""Render a project anew, with other answers or a newer template, and keep what was edited in it.
+
+    python TEMPLATE/scripts/regenerate.py [--dry-run] [KEY=ANSWER …]
+
+Called anywhere in the project's repository. What the template renders goes to the branch
+`template`, which holds nothing else; git merges it. Exit codes: 0 merged, 1 there are conflicts
+to resolve, 2 refused, and nothing was changed. Needs git, and cookiecutter on the PATH.
+"""
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+TEMPLATE = Path(__file__).resolve().parent.parent
+ANSWERS_FILE = "cookiecutter.yaml"
+
+# In the message of each commit that this script makes on the branch: it holds a pure render.
+MARK = "Rendered-with:"
+
+Answer = str | bool
+Answers = dict[str, Answer]
+YES = ("1", "true", "t", "yes", "y", "on")
+NO = ("0", "false", "f", "no", "n", "off")
+
+
+class Refused(Exception):  # noqa: N818 - it says what happened
+    """Nothing was changed, for this reason."""
+
+
+@dataclass(frozen=True)
+class Git:
+    """Commands of git in one repository."""
+
+    top: Path
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command, whatever its exit code."""
+        return subprocess.run(
+            ["git", *words],
+            cwd=self.top,
+            env=os.environ | environment,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=False,
+        )
+
+    def __call__(self, *words: str, **environment: str) -> str:
+        """Give the output of a command that must succeed.
+
+        Raises:
+            Refused: it did not, with what it said.
+        """
+        done = self.run(*words, **environment)
+        if done.returncode != 0:
+            raise Refused(f"git {words[0]}: {(done.stderr or done.stdout).strip()}")
+        return done.stdout.rstrip("\n")
+
+    def find(self, revision: str) -> str | None:
+        """Give the object that a revision names, or None."""
+        done = self.run("rev-parse", "--quiet", "--verify", revision)
+        return done.stdout.strip() or None
+
+    def names(self, *words: str, **environment: str) -> list[str]:
+        """Give the names that a command lists with -z."""
+        return [name for name in self(*words, **environment).split("\0") if name]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A rendered project in a repository, or its package directory alone."""
+
+    git: Git
+    parent: PurePosixPath
+    """The directory that holds the package, from the top of the repository."""
+    slug: str
+
+    @property
+    def package(self) -> PurePosixPath:
+        """The package directory, from the top of the repository."""
+        return self.parent / self.slug
+
+    def is_whole_in(self, revision: str) -> bool:
+        """Whether the files around the package are the template's as well.
+
+        In a repository that was there before, its pyproject.toml has a name of its own.
+        """
+        file = self.git.run("show", f"{revision}:{self.parent / 'pyproject.toml'}")
+        try:
+            return tomllib.loads(file.stdout)["project"]["name"] == self.slug  # type: ignore[no-any-return]
+        except (KeyError, TypeError, tomllib.TOMLDecodeError):
+            return False
+
+    def answers_in(self, revision: str) -> Answers:
+        """Give the answers that the project was rendered with."""
+        return parse(self.git("show", f"{revision}:{self.package / ANSWERS_FILE}"))
+
+
+def parse(text: str) -> Answers:
+    """Read the answers from a file of the project, which a formatter may have gone over."""
+    answers: Answers = {}
+    for line in text.splitlines():
+        key, colon, value = line.strip().partition(":")
+        value = value.strip()
+        if line.startswith((" ", "\t")) and colon and value and not key.startswith("#"):
+            answers[key] = scalar(value)
+    return answers
+
+
+def scalar(value: str) -> Answer:
+    """Read a string or a boolean of YAML, in any quotes or none."""
+    if value[0] == '"':
+        with contextlib.suppress(json.JSONDecodeError):
+            return str(json.JSONDecoder().raw_decode(value)[0])
+    if value[0] == "'":
+        return value[1:-1].replace("''", "'")
+    value = value.partition(" #")[0].strip()
+    return {"true": True, "false": False}.get(value.lower(), value)
+
+
+def in_words(answer: Answer) -> str:
+    """Give an answer as it is written on the command line."""
+    return str(answer).lower() if isinstance(answer, bool) else answer
+
+
+def projects_in(git: Git, revision: str) -> list[Project]:
+    """Find the packages in which the file of answers lies, and names them."""
+    names = git.names("ls-tree", "-r", "-z", "--name-only", "--full-tree", revision)
+    found = (PurePosixPath(name).parent for name in names if name.endswith(f"/{ANSWERS_FILE}"))
+    projects = [Project(git, package.parent, package.name) for package in found]
+    return [one for one in projects if one.answers_in(revision).get("project_slug") == one.slug]
+
+
+def find_project(git: Git, here: Path) -> Project:
+    """Find the one project in the current directory, else in the repository.
+
+    Raises:
+        Refused: there is none, or more than one.
+    """
+    everywhere = projects_in(git, "HEAD")
+    near = [one for one in everywhere if (git.top / one.package).is_relative_to(here.resolve())]
+    found = near or everywhere
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise Refused(f"this repository holds no project with its {ANSWERS_FILE}")
+    listed = ", ".join(str(one.package) for one in found)
+    raise Refused(f"there is more than one project, go into the one that you mean: {listed}")
+
+
+def place_in(tip: str, project: Project) -> Project:
+    """Find the project on the branch, where it lies as it was before the user moved anything.
+
+    Raises:
+        Refused: the branch does not hold it.
+    """
+    others = [one.package for one in projects_in(project.git, "HEAD") if one != project]
+    held = [one for one in projects_in(project.git, tip) if one.package not in others]
+    same = [one for one in held if one == project]
+    if len(same or held) != 1:
+        raise Refused(
+            f"the branch does not hold {project.package}: name one of its own with --branch"
+        )
+    return (same or held)[0]
+
+
+def questions_of(template: Path) -> dict[str, object]:
+    """Give the questions of a template with their answers, the default first."""
+    questions = json.loads((template / "cookiecutter.json").read_text("utf-8"))
+    return {key: value for key, value in questions.items() if key[0] != "_"}
+
+
+def read_change(questions: dict[str, object], word: str) -> tuple[str, Answer]:
+    """Read `key=answer`. Cookiecutter itself drops a key that it does not know.
+
+    Raises:
+        Refused: the question or the answer is unknown.
+    """
+    key, equals, answer = word.partition("=")
+    if not equals:
+        raise Refused(f"expected key=answer, got {word!r}")
+    if key not in questions:
+        raise Refused(f"{key}: expected a question ({', '.join(questions)}), got {word!r}")
+    known = questions[key]
+    if isinstance(known, list) and answer not in known:
+        raise Refused(f"{key}: expected one of {', '.join(known)}, got {answer!r}")
+    if isinstance(known, bool):
+        if answer.lower() not in YES + NO:
+            raise Refused(f"{key}: expected true or false, got {answer!r}")
+        return key, answer.lower() in YES
+    return key, answer
+
+
+def choose_answers(old: Answers, words: list[str], template: Path) -> Answers:
+    """Give the answers to render with: the old ones, the changes, defaults for what is new.
+
+    Raises:
+        Refused: a change is not understood, or an old answer is none any more.
+    """
+    questions = questions_of(template)
+    answers = {key: answer for key, answer in old.items() if key in questions}
+    answers |= dict(read_change(questions, word) for word in words)
+    for key, answer in answers.items():
+        read_change(questions, f"{key}={in_words(answer)}")
+    return answers
+
+
+def render(template: Path, answers: Answers, directory: Path) -> Path:
+    """Render a project with these answers, whatever the user's own settings of cookiecutter are.
+
+    Raises:
+        Refused: the template refused them, or made something else of them.
+    """
+    program = shutil.which("cookiecutter")
+    if program is None:
+        raise Refused("cookiecutter is not on the PATH: install it, as with pipx or pip")
+    directory.mkdir()
+    # An answer is a template itself: braces stand for themselves only when they are quoted.
+    literal = {
+        key: answer.replace("{{", "{{ '{{' }}") if isinstance(answer, str) else answer
+        for key, answer in answers.items()
+    }
+    settings = {
+        "default_context": literal,
+        "replay_dir": str(directory / "replay"),
+        "cookiecutters_dir": str(directory / "clones"),
+    }
+    config = directory / "config.yaml"
+    # JSON is YAML, but for characters that it would write as two halves.
+    config.write_text(json.dumps(settings, ensure_ascii=False), "utf-8")
+    output = directory / "projects"
+    command = [program, str(template), "--no-input", "--config-file", str(config)]
+    done = subprocess.run(
+        [*command, "--output-dir", str(output)],
+        env=os.environ | {"TMPDIR": str(directory), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = (done.stderr + done.stdout).splitlines()
+        reasons = [line for line in lines if line.startswith("ERROR: ")]
+        raise Refused("cookiecutter: " + "\n".join(reasons[:1] or lines[-3:]))
+    (project,) = output.iterdir()
+    rendered = parse((project / project.name / ANSWERS_FILE).read_text("utf-8"))
+    for key, answer in answers.items():
+        if rendered.get(key, answer) != answer:
+            raise Refused(f"{key}: cookiecutter made {rendered[key]!r} of {answer!r}")
+    return project
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Turns answers into commits that no branch holds yet. No file of the user's is touched."""
+
+    project: Project
+    directory: Path
+    """For what is temporary."""
+    is_whole: bool
+    objects: dict[str, str]
+    """In which environment git makes objects."""
+
+    @property
+    def place(self) -> str:
+        """What the template renders, from the top of the repository."""
+        return str(self.project.parent if self.is_whole else self.project.package)
+
+    def tree(self, template: Path, answers: Answers, base: str | None) -> str:
+        """Give the tree of `base`, with what these answers render in place of the project."""
+        git = self.project.git
+        number = len(list(self.directory.iterdir()))
+        index = {**self.objects, "GIT_INDEX_FILE": str(self.directory / f"index{number}")}
+        rendered = render(template, answers, self.directory / f"render{number}")
+        source = rendered if self.is_whole else rendered / rendered.name
+        where = f"--git-dir={git('rev-parse', '--absolute-git-dir')}"
+        Git(source)(where, "--work-tree=.", "add", "--all", "--force", ".", **index)
+        files = git("write-tree", **index)
+        target = self.place if self.is_whole else str(self.project.parent / rendered.name)
+        if target == ".":
+            return files
+        git("read-tree", base or "--empty", **index)
+        git("rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch", "--", self.place, **index)
+        git("read-tree", f"--prefix={target}/", files, **index)
+        return git("write-tree", **index)
+
+    def commit(self, tree: str, parents: list[str], message: str) -> str:
+        """Give a new commit."""
+        words = [word for parent in parents for word in ("-p", parent)]
+        return self.project.git("commit-tree", tree, *words, "-m", message, **self.objects)
+
+    def require_alike(self, commit: str, tree: str) -> None:
+        """Refuse a base that is not what the user began with: their differences would be lost.
+
+        Raises:
+            Refused: beside the format, files of the tree are others in the commit, or missing.
+        """
+        git = self.project.git
+        inside = "" if self.place == "." else self.place
+        sides = [f"{one}:{inside}" for one in (commit, tree)]
+        command = ["diff-tree", "-r", "-z", "--no-renames", "--name-only", "--diff-filter=AM"]
+        wrong = []
+        for name in git.names(*command, *sides, **self.objects):
+            path = f"{inside}/{name}" if inside else name
+            texts = [git.run("show", f"{c}:{path}", **self.objects) for c in (commit, tree)]
+            if texts[0].returncode or not is_alike(texts[0].stdout, texts[1].stdout, name):
+                wrong.append(name)
+        if not wrong:
+            return
+        date = git("show", "--no-patch", "--format=%cI", commit)
+        then = Git(TEMPLATE).run("rev-list", "-1", f"--before={date}", "HEAD").stdout.strip()
+        raise Refused(
+            f"commit {commit[:10]}, where the project begins, is not what this template renders "
+            f"for its answers, as in {', '.join(wrong[:3])}. Give --from REVISION, the template's "
+            f"that made it ({then[:10] or 'none'} was its newest on {date[:10]}); or --from HEAD, "
+            "if those differences are your edits"
+        )
+
+
+def version_of(template: Path) -> str:
+    """Say which version of the template this is."""
+    done = Git(template).run("describe", "--always", "--tags", "--dirty")
+    return f"{template.name} {done.stdout.strip() or '(no repository)'}"
+
+
+def template_at(revision: str, directory: Path) -> Path:
+    """Give the template as it was.
+
+    Raises:
+        Refused: it has no such revision.
+    """
+    target = directory / TEMPLATE.name
+    target.mkdir()
+    found = Git(TEMPLATE).run("rev-parse", "--absolute-git-dir").stdout.strip()
+    words = [f"--git-dir={found}", "--work-tree=.", "checkout", "--quiet", revision, "--", "."]
+    done = Git(target).run(*words, GIT_INDEX_FILE=str(directory / "index"))
+    if done.returncode != 0:
+        reason = done.stderr.strip()
+        raise Refused(f"--from: expected a revision of the template, got {revision!r}: {reason}")
+    return target
+
+
+def require_ready(git: Git, branch: str) -> None:
+    """Refuse a repository in which a merge could lose something, or can't be understood.
+
+    Raises:
+        Refused: with what to do first.
+    """
+    if git.find("HEAD") is None:
+        raise Refused("the repository has no commit yet: git add --all, git commit")
+    if git.find("MERGE_HEAD") is not None:
+        raise Refused("a merge is under way: finish it, or git merge --abort")
+    if git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no"):
+        raise Refused("there are changes that are not committed: commit or stash them first")
+    if git.run("symbolic-ref", "--short", "HEAD").stdout.strip() == branch:
+        raise Refused(f"{branch} is checked out, which only this command changes: git switch -")
+    if git("rev-parse", "--is-shallow-repository") == "true":
+        raise Refused("the clone is shallow, and merging needs history: git fetch --unshallow")
+
+
+def find_tip(git: Git, branch: str) -> str | None:
+    """Give the newest commit of the branch, here or at origin; None where nobody has made one.
+
+    Raises:
+        Refused: both have commits that the other lacks.
+    """
+    local = git.find(f"refs/heads/{branch}")
+    remote = git.find(f"refs/remotes/origin/{branch}")
+    if local is None or remote is None:
+        return local or remote
+    bases = git.run("merge-base", local, remote).stdout.split()
+    if local in bases:
+        return remote
+    if remote in bases:
+        return local
+    raise Refused(f"{branch} and origin/{branch} have gone different ways: keep one of them")
+
+
+def is_alike(one: str, other: str, name: str) -> bool:
+    """Whether two files differ in nothing but their format."""
+    if not name.endswith(".py"):
+        without_quotes = {ord("'"): None, ord('"'): None}
+        one, other = one.translate(without_quotes), other.translate(without_quotes)
+        return one.split() == other.split()
+    with contextlib.suppress(SyntaxError, ValueError):
+        return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+    return False
+
+
+class Options(argparse.Namespace):
+    """What the command line says."""
+
+    changes: list[str]
+    dry_run: bool
+    branch: str
+    revision: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be merged into what."""
+
+    renderer: Renderer
+    old: Answers
+    new: Answers
+    base: str
+    """The commit that holds what the project was rendered as."""
+    onto: str
+    """HEAD; where it didn't come from the base, the same files as its child."""
+    tip: str
+    """The commit that holds what it is rendered as now."""
+
+    def show(self) -> bool:
+        """Print what the template changes; whether it can be merged without a conflict."""
+        git, objects = self.renderer.project.git, self.renderer.objects
+        what = "the whole project" if self.renderer.is_whole else "the package directory alone"
+        print(f"Project: {what}, in {self.renderer.place}")
+        print(f"Template: {version_of(TEMPLATE)}")
+        for key in sorted({*self.old, *self.new}):
+            before, after = (in_words(a[key]) if key in a else None for a in (self.old, self.new))
+            if before != after:
+                print(f"Answer: {key}={before} becomes {after or 'no question any more'}")
+        changes = git("diff", "-M", "--stat=100", "--summary", self.base, self.tip, **objects)
+        print(changes or "The template changes nothing")
+        merged = git.run(
+            *("merge-tree", "--write-tree", "--name-only", "--no-messages", "-z"),
+            *(self.onto, self.tip),
+            **objects,
+        )
+        if merged.returncode not in (0, 1):
+            print("Conflicts can't be foreseen: that needs git 2.38")
+            return True
+        for name in merged.stdout.split("\0")[1:]:
+            if name:
+                print(f"Conflict: {name}")
+        return merged.returncode == 0
+
+    def merge(self, branch: str) -> int:
+        """Move the branch and merge it; the exit code: 1 where there are conflicts."""
+        git = self.renderer.project.git
+        git("update-ref", f"refs/heads/{branch}", self.tip)
+        git("merge", "--ff-only", "--quiet", self.onto)
+        message = f"Merge what the template renders ({words_of(self.old, self.new)})"
+        done = git.run("merge", "--no-ff", "--no-edit", "-m", message, self.tip)
+        print(done.stdout + done.stderr, end="")
+        if done.returncode == 0:
+            print(f"Merged. If you push, push both: git push origin HEAD {branch}")
+            return 0
+        if git.find("MERGE_HEAD") is None:
+            raise Refused("git did not merge, for the reason above: call again when it is gone")
+        print("Resolve the conflicts, then git add and git commit; or git merge --abort")
+        return 1
+
+
+def words_of(old: Answers, new: Answers) -> str:
+    """Give the answers that changed, in a line."""
+    changed = [f"{key}={in_words(new[key])}" for key in new if new[key] != old.get(key)]
+    return " ".join(changed) or "the same answers"
+
+
+def begin(renderer: Renderer, tip: str | None, project: Project, revision: str | None) -> str:
+    """Give the commit that holds what the project was rendered as, where none is marked as such.
+
+    Raises:
+        Refused: this template does not render what the project began with.
+    """
+    git = project.git
+    template = TEMPLATE if revision is None else template_at(revision, renderer.directory)
+    answers = renderer.project.answers_in(tip or "HEAD")
+    tree = renderer.tree(template, choose_answers(answers, [], template), tip)
+    if tip is not None and git("rev-parse", f"{tip}^{{tree}}") == tree:
+        return tip
+    if revision is None:
+        renderer.require_alike(tip or first_commit(project), tree)
+    text = f"Render {project.slug} as it began\n\n{MARK} {version_of(template)}"
+    return renderer.commit(tree, [tip] if tip else [], text)
+
+
+def make_plan(renderer: Renderer, tip: str | None, project: Project, options: Options) -> Plan:
+    """Render what the project was and what it is to be. Changes no branch and no file.
+
+    Raises:
+        Refused: the answers are, or the base is not what the project began with.
+    """
+    git, objects = project.git, renderer.objects
+    old = project.answers_in("HEAD")
+    new = choose_answers(old, options.changes, TEMPLATE)
+    base = tip
+    if tip is None or not is_marked(git, tip):
+        base = begin(renderer, tip, project, options.revision)
+    elif options.revision is not None:
+        raise Refused(f"--from: {options.branch} knows what the project was: leave it out")
+    assert base is not None
+    head = git("rev-parse", "HEAD")
+    onto = head
+    if git.run("merge-base", head, base, **objects).returncode or base != tip:
+        text = f"Join the branch {options.branch}, which holds what the template renders"
+        onto = renderer.commit(f"{head}^{{tree}}", [head, base], text)
+    tree = renderer.tree(TEMPLATE, new, base)
+    newest = base
+    if git("rev-parse", f"{base}^{{tree}}", **objects) != tree or not is_marked(git, base, objects):
+        text = f"Render {project.slug}: {words_of(old, new)}\n\n{MARK} {version_of(TEMPLATE)}"
+        newest = renderer.commit(tree, [base], text)
+    return Plan(renderer, old, new, base, onto, newest)
+
+
+def is_marked(git: Git, commit: str, objects: dict[str, str] | None = None) -> bool:
+    """Whether this script made the commit."""
+    return MARK in git("show", "--no-patch", "--format=%B", commit, **(objects or {}))
+
+
+def first_commit(project: Project) -> str:
+    """Give the commit with which the project came into the repository."""
+    file = str(project.package / ANSWERS_FILE)
+    return project.git("log", "--diff-filter=A", "--format=%H", "--", file).split()[-1]
+
+
+def require_room(plan: Plan) -> None:
+    """Refuse to write over files that git does not know, or ignores.
+
+    Raises:
+        Refused: naming them.
+    """
+    git = plan.renderer.project.git
+    command = ["diff", "--no-renames", "--name-only", "--diff-filter=A", "-z"]
+    added = git.names(*command, plan.base, plan.tip, **plan.renderer.objects)
+    known = set(git.names("ls-files", "-z"))
+    if lost := [name for name in added if name not in known and os.path.lexists(git.top / name)]:
+        raise Refused(f"files that are not committed are in the way: {', '.join(lost)}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Regenerate the project in whose repository this is called; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("changes", nargs="*", metavar="KEY=ANSWER", help="answers to change")
+    parser.add_argument("--dry-run", action="store_true", help="print what would change, only")
+    parser.add_argument("--branch", default="template", help="where renders are kept (template)")
+    parser.add_argument(
+        "--from",
+        dest="revision",
+        help="the template's revision that made the project, where the branch is not there yet",
+    )
+    options = parser.parse_args(argv, namespace=Options())
+    try:
+        git = Git(Path(Git(Path.cwd())("rev-parse", "--show-toplevel")))
+        require_ready(git, options.branch)
+        project = find_project(git, Path.cwd())
+        objects = git.top / git("rev-parse", "--git-path", "objects")
+        with tempfile.TemporaryDirectory(prefix="regenerate-") as name:
+            directory = Path(name)
+            environment = {}
+            if options.dry_run:
+                aside = directory / "objects"
+                aside.mkdir()
+                environment["GIT_OBJECT_DIRECTORY"] = str(aside)
+                environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(objects)
+            tip = find_tip(git, options.branch)
+            place = place_in(tip, project) if tip else project
+            is_whole = place.is_whole_in(tip or first_commit(project))
+            renderer = Renderer(place, directory, is_whole, environment)
+            plan = make_plan(renderer, tip, project, options)
+            require_room(plan)
+            is_clean = plan.show()
+            return int(not is_clean) if options.dry_run else plan.merge(options.branch)
+    except Refused as error:
+        print(f"Refused: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
