@@ -1,5 +1,5 @@
 # Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
-.PHONY: help setup demo test test-all test-faults test-nodes test-slurm test-mpi proof golden gpu-projects lint format clean
+.PHONY: help setup demo test test-all test-faults test-nodes test-slurm test-mpi test-update proof golden gpu-projects lint format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -18,6 +18,7 @@ help:
 	@echo "make test-nodes   several machines, as network namespaces; needs root, or is skipped"
 	@echo "make test-slurm   a SLURM of two nodes, started from Debian's packages; needs root, or is skipped"
 	@echo "make test-mpi   trainings that Open MPI starts; it must be installed, or root may do so"
+	@echo "make test-update   projects that are regenerated: merged, linted, trained on; cruft"
 	@echo "make proof   train all variants, write records into proof/ and docs/variants.md"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
@@ -57,6 +58,10 @@ test-slurm: setup
 
 test-mpi: setup
 	PATH="$(BIN):$$PATH" python -m pytest -m mpi tests/mpi $(ARGS)
+
+# What `make test` does with a few of them.
+test-update: setup
+	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m "update or not update" tests/update $(ARGS)
 
 # The page is written after a failure as well, and shows it.
 proof: setup

@@ -1,0 +1,1 @@
+"""Projects that are regenerated: other answers, a newer template, edits that stay."""
