@@ -440,13 +440,14 @@ def test_commands_of_the_rendered_readme_work(
 ) -> None:
     project = render({}, tmp_path, slug="my_project")
     blocks = _blocks(project / "README.md")
-    assert [needs for needs, _ in blocks] == ["", "", "gpu", "", "template"]
-    first, second, _, listed, regenerated = _run_blocks(blocks, project, newcomer, count)
+    assert [needs for needs, _ in blocks] == ["", "", "gpu", "", "", "template"]
+    first, second, _, parity, listed, regenerated = _run_blocks(blocks, project, newcomer, count)
     result = r"^step 69  epoch 3  valid: loss 0\.\d+  accuracy 0\.\d+  targets 360$"
     assert re.search(result, first, re.MULTILINE), first
     assert "resumed from step_00000069: step 69, epoch 3, sample 0" in second
     assert "step 92  epoch 4" in second
     assert " passed" in second
+    assert "explained: without these they are equal within the rounding of float64" in parity
     assert re.search(r"^ +92 .* complete, every byte checked, best$", listed, re.MULTILINE), listed
     assert (project / "weights.pt").is_file()
     assert "Answer: author=Your Name becomes Somebody Else" in regenerated
@@ -458,7 +459,7 @@ def test_commands_for_several_machines_work(
 ) -> None:
     project = render({"backend": "gloo", "nodes": "multi"}, tmp_path, slug="my_project")
     _, _, *others = _blocks(project / "README.md")
-    assert [needs for needs, _ in others] == ["", "cluster", "", "template"]
+    assert [needs for needs, _ in others] == ["", "cluster", "", "", "template"]
     (train, cluster) = _run_blocks(others[:2], project, newcomer, count)
     assert "world size     2 on cpu" in train
     assert "resumed from step_00000002" in cluster
@@ -484,7 +485,7 @@ def test_commands_of_the_other_example_work(
 ) -> None:
     project = render({"backend": "gloo", "example": "bytes"}, tmp_path, slug="my_project")
     needs = [block[0] for block in _blocks(project / "README.md")]
-    assert needs == ["", "", "", "gpu", "", "template"]
+    assert needs == ["", "", "", "gpu", "", "", "template"]
     # The rest is as in the README of the first example, whose commands run all.
     (_, start), _, others, *_ = _blocks(project / "README.md")
     install, train = start.split("\n", 1)
@@ -500,11 +501,12 @@ def test_commands_of_the_other_example_work(
 def test_commands_of_the_guide_work(tmp_path: Path, newcomer: dict[str, str], count: Count) -> None:
     project = render({}, tmp_path, slug="my_project")
     blocks = [block for block in _blocks(GUIDE) if block[0] != "gpu"]  # the README has it too
-    _, start, two, yours = _run_blocks(blocks, project, newcomer, count)
+    _, start, two, yours, parity = _run_blocks(blocks, project, newcomer, count)
     for output, processes in ((start, 1), (two, 2)):
         assert f"world size     {processes} on cpu" in output
         assert re.search(r"step 69  epoch 3  valid: loss 0\.5", output), output
     assert " passed" in yours
+    assert "draws: each forward draws random numbers of its own (dropout)" in parity
 
 
 def test_demo_trains_to_what_the_readme_promises(count: Count) -> None:

@@ -71,6 +71,7 @@ ONCE = {
     "test_comm_hook.py": "default",
     "test_levers.py": "default",
     "test_failure.py": "multi",
+    "test_parity.py": "default",
     "test_standstill.py": "multi",
     "test_prepare.py": "gloo_fp16",
     "test_reach.py": "multi",
