@@ -27,12 +27,14 @@ def choose_interface(launch: Launch, store: Store, timeout_s: float) -> None:
         store.set("address", own)
     deadline = time.monotonic() + timeout_s
     came = store.add("have looked", 1)
+    if not own:
+        return  # they meet at a file
     while not store.check(["address"]):
         if came == launch.world_size or time.monotonic() > deadline:
-            return  # a single machine that plays several, or they meet at a file
+            return  # a single machine that plays several
         time.sleep(_LOOK_S)
         came = store.add("have looked", 0)
-    if not own or _is_loopback(own):
+    if _is_loopback(own):
         own = _own_address(store.get("address").decode())
     if interface := interface_of(own):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -76,7 +76,8 @@ def test_machine_that_plays_several_chooses_nothing_and_waits_for_nobody(
     ways: Ways, init_method: str
 ) -> None:
     store = HashStore()
-    store.add("have looked", 1)
+    if init_method == "env://":
+        store.add("have looked", 1)
     ways["node0"] = "127.0.1.1"
     route.choose_interface(Launch(0, 0, 2, 1, init_method), store, 3600.0)
     assert chosen() == {None}
