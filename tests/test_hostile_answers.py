@@ -166,13 +166,14 @@ def _defaults() -> dict[str, Any]:
 
 def _render_words(answers: dict[str, Any], dest: Path) -> str:
     own = {"replay_dir": str(dest), "cookiecutters_dir": str(dest)}
-    return cookiecutter(
+    project: str = cookiecutter(
         str(ROOT),
         no_input=True,
         output_dir=str(dest / "out"),
         extra_context=answers,
         default_config=own,
     )
+    return project
 
 
 def _settings_file(answers: dict[str, Any], dest: Path) -> Path:
@@ -188,15 +189,17 @@ def _settings_file(answers: dict[str, Any], dest: Path) -> Path:
 
 def _render_file(answers: dict[str, Any], dest: Path) -> str:
     file = _settings_file(answers, dest)
-    return cookiecutter(
+    project: str = cookiecutter(
         str(ROOT), no_input=True, output_dir=str(dest / "out"), config_file=str(file)
     )
+    return project
 
 
 def _render_global(answers: dict[str, Any], dest: Path) -> str:
     file = _settings_file(answers, dest)
     with mock.patch.dict(os.environ, COOKIECUTTER_CONFIG=str(file)):
-        return cookiecutter(str(ROOT), no_input=True, output_dir=str(dest / "out"))
+        project: str = cookiecutter(str(ROOT), no_input=True, output_dir=str(dest / "out"))
+        return project
 
 
 def _render_typed(answers: dict[str, Any], dest: Path) -> str:
@@ -208,7 +211,8 @@ def _render_typed(answers: dict[str, Any], dest: Path) -> str:
         lines.append(answer)
     own = {"replay_dir": str(dest), "cookiecutters_dir": str(dest)}
     with mock.patch.object(sys, "stdin", io.StringIO("\n".join([*lines, ""]), newline="\n")):
-        return cookiecutter(str(ROOT), output_dir=str(dest / "out"), default_config=own)
+        project: str = cookiecutter(str(ROOT), output_dir=str(dest / "out"), default_config=own)
+        return project
 
 
 WAYS: dict[str, Callable[[dict[str, Any], Path], str]] = {

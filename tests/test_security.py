@@ -102,7 +102,8 @@ def test_the_usual_is_no_danger() -> None:
 
 
 def test_no_rendered_python_runs_data_as_code(all_rendered: list[Rendered]) -> None:
-    wrong, used = set(), set()
+    wrong: set[tuple[str, str]] = set()
+    used: set[tuple[str, str]] = set()
     for name, source in _distinct(all_rendered, ".py"):
         for danger in _dangers(source):
             (used if (name, danger) in ALLOWED else wrong).add((name, danger))
