@@ -15,6 +15,9 @@ fi
 
 # Each process takes its share of the CPUs that this shell may use.
 cpus=$(OMP_NUM_THREADS="" nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+{% if cookiecutter.cluster == "slurm" %}
+cpus=${SLURM_CPUS_PER_TASK:-$cpus} # SLURM may leave the others in sight
+{% endif %}
 threads=$((cpus / processes))
 give OMP_NUM_THREADS $((threads > 0 ? threads : 1))
 

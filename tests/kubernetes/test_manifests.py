@@ -278,8 +278,9 @@ def test_pods_are_replaced_without_being_counted_where_they_were_disrupted(
 def _amount(quantity: str) -> float:
     """Read a quantity of Kubernetes, as a number of CPUs or bytes."""
     factors = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30, "": 1}
-    number, unit = re.fullmatch(r"(\d+)(m|Mi|Gi|)", quantity).groups()  # type: ignore[union-attr]
-    return int(number) * factors[unit]
+    read = re.fullmatch(r"(\d+)(m|Mi|Gi|)", quantity)
+    assert read is not None, quantity
+    return int(read[1]) * factors[read[2]]
 
 
 def test_processes_fit_what_a_pod_gets(projects: list[Project]) -> None:

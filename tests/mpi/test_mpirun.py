@@ -189,6 +189,15 @@ def test_stopped_run_goes_on_exactly(to: str, start: Start, tmp_path: Path, coun
     count("trainings that mpirun started", 3)
 
 
+@pytest.fixture
+def _hear_ctrl_c() -> Iterator[None]:
+    """What a shell starts in the background ignores it, and so do the children of that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_hear_ctrl_c")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_slow_save_is_waited_for(sent: signal.Signals, start: Start, tmp_path: Path) -> None:
     """By itself it would kill after a second; Ctrl-C goes to the script's whole group."""

@@ -229,9 +229,10 @@ def test_all_meet_at_the_first_machine_of_the_list(
     assert "--nodes=4 --ntasks=4 --ntasks-per-node=1 --kill-on-bad-exit=1" in step
     launcher = f"python -m {SLUG}.engine.agent "
     commands = [line for line in output.splitlines() if line.startswith(launcher)]
-    own = [re.search(r"--local-addr 10\.0\.0\.(\d)", command)[1] for command in commands]  # type: ignore[index]
-    assert sorted(own) == ["0", "1", "2", "3"]
+    own = [re.findall(r"--local-addr 10\.0\.0\.(\d)", command) for command in commands]
+    assert sorted(own) == [["0"], ["1"], ["2"], ["3"]]
     (same,) = {re.sub(r"--local-addr \S+", "", command) for command in commands}
+    assert output.count("OMP_NUM_THREADS=3\n") == 4  # of SLURM_CPUS_PER_TASK, whatever is in sight
     assert "--nnodes 4 --rdzv-id demo-123456.0 " in same
     assert "--rdzv-endpoint gpu01:15456 " in same  # 12000 + the number of the job, modulo 20000
     assert not job.calls("torchrun")

@@ -41,8 +41,8 @@ def what_to_resume(config: Config, run: RunDir, world: World) -> str:
     """`resume` as it is meant now: `auto` once this call of the launcher has begun. Collective.
 
     A process that the launcher starts again goes on from what the one before has saved: neither
-    back to the checkpoint that was named, nor refused for what `never` does not expect. torchrun
-    counts those that it starts again after a failure, and not those for a machine that has come.
+    back to the checkpoint that was named, nor refused for what `never` does not expect. A
+    launcher counts those that failed, and not those that begin anew with a machine that has come.
     """
     answer = config.resume
     if world.is_main and "TORCHELASTIC_RUN_ID" in os.environ and answer != "auto":

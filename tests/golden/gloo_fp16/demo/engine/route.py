@@ -59,11 +59,12 @@ def _meeting_host(launch: Launch) -> str:
 
 def _own_address(host: str) -> str:
     """This machine's address on the way to a host; empty where there is none."""
-    if host:
+    found = []
+    with suppress(OSError):
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM) if host else []
+    for family, _, _, _, place in found:
         with suppress(OSError):
-            for family, _, _, _, place in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-                with suppress(OSError):
-                    return start_of_way(family, place)
+            return start_of_way(family, place)
     return ""
 
 
