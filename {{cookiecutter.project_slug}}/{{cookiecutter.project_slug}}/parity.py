@@ -1,6 +1,6 @@
 """Engine: whether several processes train as one does at the same global batch, and why not.
 
-python -m {{ cookiecutter.project_slug }}.parity --config FILE [--processes N] [--steps K] [--SETTING VALUE …]
+python -m {{ cookiecutter.project_slug }}.parity --config FILE [--processes N] [--steps K]
 
 Each cause of a difference is switched off and on, so that what is said of it is measured.
 """
