@@ -38,9 +38,9 @@ $(VENV)/.ready: requirements-dev.txt
 demo: setup
 	PATH="$(BIN):$$PATH" scripts/demo.sh
 
-# Three workers on two cores: the tests wait for processes more than they compute.
+# Four workers on two cores: the tests wait for processes more than they compute.
 test: setup
-	PATH="$(BIN):$$PATH" python -m pytest -n 3 --dist worksteal $(ARGS)
+	PATH="$(BIN):$$PATH" python -m pytest -n 4 --dist worksteal $(ARGS)
 
 # Too long for every change: the nightly workflow runs it.
 test-all: setup

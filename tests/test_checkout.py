@@ -24,7 +24,8 @@ def is_run(name: str) -> bool:
     """Say whether a file is a program, by its name in the repository or in a project."""
     is_part = name.startswith("templates/")
     name = name.removesuffix("{% endif %}")
-    return name == ".ci/run" or (name.endswith((".sh", ".sbatch")) and not is_part)
+    is_script = name.endswith((".sh", ".sbatch")) and not is_part
+    return is_script or name in {".ci/run", "scripts/regenerate.py"}
 
 
 def carriage_returns(directory: Path) -> list[str]:
