@@ -154,7 +154,8 @@ def _compile_once(environment: Environment, *arguments: Any) -> str | CodeType:
 
     What comes out depends on no answer: answers are looked up when the code runs.
     """
-    key = (Environment._parse, *arguments)  # while branches are recorded, it is another one
+    # While branches are recorded, `_parse` is another one.
+    key = (Environment._parse, environment.trim_blocks, environment.lstrip_blocks, *arguments)
     if key not in _compiled:
         _compiled[key] = _compile(environment, *arguments)
     return _compiled[key]
@@ -182,21 +183,15 @@ def render(answers: Answers, dest: Path, slug: str = SLUG, **options: Any) -> Pa
     return Path(project)
 
 
+_is_binary = functools.cache(generate.is_binary)
+
+
 @contextmanager
 def in_one_process() -> Iterator[None]:
     """Compile each template once, and run the hooks here: a rendering takes a few hundredths.
 
     Templates, hooks and cookiecutter are the real ones. What a hook ends with is raised.
     """
-    codes: dict[tuple[str, str | None, bool], Any] = {}
-    compile_template = Environment.compile
-
-    def compile_once(self: Environment, source: str, name: Any = None, filename: Any = None) -> Any:
-        key = (source, name, self.trim_blocks)
-        if key not in codes:
-            codes[key] = compile_template(self, source, name, filename)
-        return codes[key]
-
     def run_here(script: str, cwd: str) -> None:
         with chdir(cwd):
             try:
@@ -205,10 +200,9 @@ def in_one_process() -> Iterator[None]:
                 if end.code:
                     raise FailedHookException(str(end.code)) from None
 
-    is_binary = functools.cache(generate.is_binary)
     with (
-        mock.patch.object(Environment, "compile", compile_once),
-        mock.patch.object(generate, "is_binary", is_binary),
+        mock.patch.object(Environment, "compile", _compile_once),
+        mock.patch.object(generate, "is_binary", _is_binary),
         mock.patch.object(hooks, "run_script", run_here),
     ):
         yield
