@@ -38,6 +38,13 @@ CHOICES: dict[str, list[str] | list[bool]] = {
     "ci": ["github", "gitlab", "none"],
 }
 
+# How cookiecutter renders, from cookiecutter.json once more: the settings of a person, or a replay
+# file, can say something else.
+FIXED: dict[str, object] = {
+    "_jinja2_env_vars": {"trim_blocks": True, "lstrip_blocks": True},
+    "_new_lines": "\n",
+}
+
 # What can't be rendered: answers that must all be given for a row to apply, and why not.
 UNSUPPORTED: list[tuple[dict[str, str], str]] = [
     (
@@ -223,7 +230,8 @@ INSTALLED: list[str] = [
     "types_pyyaml",
 ]
 
-# Python's own modules, in some of its releases only: not always in the one that runs this.
+# Python's own modules, in some of its releases only: not always in the one that runs this. Two
+# that it imports when it starts, where there are any.
 MODULES: list[str] = [
     "aifc",
     "annotationlib",
@@ -247,18 +255,31 @@ MODULES: list[str] = [
     "ossaudiodev",
     "pipes",
     "profiling",
+    "sitecustomize",
     "smtpd",
     "sndhdr",
     "spwd",
     "sunau",
     "telnetlib",
     "tomllib",
+    "usercustomize",
     "uu",
     "xdrlib",
 ]
 
-# Directories of the project that git ignores or that tools take for their own.
-TAKEN = ["build", "conftest", "dist", "runs", "setup", "test", "tests"]
+# Directories of the project that git ignores, that tools take for their own or don't look into.
+TAKEN: list[str] = [
+    "build",
+    "conftest",
+    "dist",
+    "gnumakefile",
+    "makefile",
+    "node_modules",
+    "runs",
+    "setup",
+    "test",
+    "tests",
+]
 
 # What Windows takes for a device, in every directory and with every suffix.
 DEVICES = re.compile(r"aux|con|nul|prn|(com|lpt)[0-9]")
@@ -285,6 +306,8 @@ def check_slug(slug: str) -> str | None:
     shortest, longest = SLUG_LENGTHS
     if re.fullmatch(r"[a-z][a-z0-9_]*", slug) is None:
         reason = "is no import name, use lower-case letters, digits and underscores"
+    elif slug.endswith("_"):
+        reason = "ends with an underscore, which no package to install may, leave it out"
     elif not shortest <= len(slug) <= longest:
         reason = f"has {len(slug)} characters, use {shortest} to {longest}"
     elif keyword.iskeyword(slug):
@@ -304,8 +327,10 @@ def check_slug(slug: str) -> str | None:
     return f"project_slug {slug!r} {reason}"
 
 
-def check_text(key: str, text: str) -> str | None:
+def check_text(key: str, text: object) -> str | None:
     """Say why a free text can't stand in a file; None where it can."""
+    if not isinstance(text, str):  # YAML and JSON have more types
+        return f"{key} is {text!r}, which is no text, put it in quotes"
     if not text.strip():
         return f"{key} is empty, type at least one character"
     for character in text:
@@ -329,13 +354,23 @@ def check_choice(key: str, answer: object) -> str | None:
     return f"{key}={answer!r} is no answer, choose from: {allowed}"
 
 
+def check_private(answers: dict[str, object]) -> str | None:
+    """Say what is no question and was answered all the same; None where nothing was."""
+    dns_name = str(answers["project_slug"]).replace("_", "-").strip("-")
+    for key, expected in {"__dns_name": dns_name, **FIXED}.items():
+        if answers.get(key, expected) != expected:
+            return f"{key}={answers[key]!r} answers no question, leave it out"
+    return None
+
+
 def check(answers: dict[str, object]) -> str | None:
     """Give the first reason to refuse these answers, None where there is none."""
     if (too_old := check_cookiecutter()) is not None:
         return too_old
     reasons = [check_slug(str(answers["project_slug"]))]
-    reasons += [check_text(key, str(answers[key])) for key in ("project_name", "author")]
+    reasons += [check_text(key, answers[key]) for key in ("project_name", "author")]
     reasons += [check_choice(key, answers[key]) for key in CHOICES]
+    reasons.append(check_private(answers))
     for row, reason in UNSUPPORTED:
         if all(answers[key] == answer for key, answer in row.items()):
             named = ", ".join(f"{key}={answer}" for key, answer in row.items())

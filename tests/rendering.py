@@ -155,7 +155,7 @@ def _compile_once(environment: Environment, *arguments: Any) -> str | CodeType:
     What comes out depends on no answer: answers are looked up when the code runs.
     """
     # While branches are recorded, it is another parser.
-    key = (Environment._parse, environment.trim_blocks, *arguments)
+    key = (Environment._parse, environment.trim_blocks, environment.lstrip_blocks, *arguments)
     if key not in _compiled:
         _compiled[key] = _compile(environment, *arguments)
     return _compiled[key]
