@@ -1,5 +1,5 @@
 # Every command that the CI runs. `make demo` and `make test` need Python 3.11 and nothing else.
-.PHONY: help setup demo test test-all test-faults test-nodes test-slurm test-mpi test-update proof golden gpu-projects lint format clean
+.PHONY: help setup demo test test-all test-faults test-nodes test-slurm test-mpi test-update test-releases proof golden gpu-projects lint format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slurm   a SLURM of two nodes, started from Debian's packages; needs root, or is skipped"
 	@echo "make test-mpi   trainings that Open MPI starts; it must be installed, or root may do so"
 	@echo "make test-update   projects that are regenerated: merged, linted, trained on; cruft"
+	@echo "make test-releases   other releases of Python and cookiecutter, and projects with the lowest of all dependencies"
 	@echo "make proof   train all variants, write records into proof/ and docs/variants.md"
 	@echo "make lint    ruff, mypy and shellcheck over this repository"
 	@echo "make format  let ruff rewrite the code of this repository"
@@ -63,6 +64,10 @@ test-mpi: setup
 # What `make test` does with a few of them.
 test-update: setup
 	PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m "update or not update" tests/update $(ARGS)
+
+# Installs environments from TORCH_FROM and PyPI. A Python that is not here is skipped.
+test-releases: setup
+	TORCH_FROM="$(TORCH_FROM)" PATH="$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal -m "releases or not releases" tests/releases $(ARGS)
 
 # The page is written after a failure as well, and shows it.
 proof: setup
