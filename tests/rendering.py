@@ -192,6 +192,7 @@ def in_one_process() -> Iterator[None]:
 
     Templates, hooks and cookiecutter are the real ones. What a hook ends with is raised.
     """
+
     def run_here(script: str, cwd: str) -> None:
         with chdir(cwd):
             try:

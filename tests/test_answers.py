@@ -48,6 +48,7 @@ SLUGS = [
     "a" * 300,
     "../" * 3 + "x/y",
     "a\\b",
+    "ends_",
     "import",
     "None",
     "os",
@@ -61,6 +62,8 @@ SLUGS = [
     "com1",
     "tests",
     "runs",
+    "makefile",
+    "node_modules",
 ]
 
 
@@ -192,6 +195,7 @@ def test_a_wrong_choice_in_a_replay_file_is_refused(
     texts = {"project_name": "Demo", "project_slug": SLUG, "author": "A"}
     questions = json.loads((ROOT / "cookiecutter.json").read_text())
     private = {key: value for key, value in questions.items() if key.startswith("_")}
+    private |= {"__dns_name": SLUG, "__is_no_path": ""}
     replay = tmp_path / "replay.json"
     for given, expected in (({key: answer}, 1), ({}, 0)):
         context = complete({}) | texts | private | given
@@ -237,7 +241,9 @@ def test_hostile_text_comes_through(text: str, tmp_path: Path) -> None:
         tmp_path, f"project_slug={SLUG}", f"project_name={text}", f"author={text}"
     )
     assert code == 0, output
-    assert "INJECTED" not in output
+    given = f"project_name={json.dumps(text)} author={json.dumps(text)}"
+    assert f"Texts: {given}" in output.splitlines()
+    assert "INJECTED" not in output.replace(given, "")
     project = tmp_path / "out" / SLUG
     described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     assert described["description"] == text
@@ -266,22 +272,6 @@ def test_jinja_in_an_answer_runs_or_is_refused(tmp_path: Path) -> None:
         assert not [path for path in _left_over(dest) if path.is_file()]
 
 
-@pytest.mark.parametrize("key", [k for k, v in all_answers().items() if isinstance(v[0], bool)])
-def test_yes_and_no_can_be_spelled_in_many_ways(key: str, tmp_path: Path) -> None:
-    spellings = {
-        True: ["true", "True", "yes", "y", "on", "1"],
-        False: ["false", "False", "no", "n", "off", "0"],
-    }
-    for meaning, words in spellings.items():
-        expected = contents_of(render({key: meaning}, tmp_path / str(meaning)))
-        for word in words:
-            assert contents_of(render({key: word}, tmp_path / f"{meaning}{word}")) == expected
-    for word in ("", "maybe"):
-        code, output = _answer(tmp_path, f"{key}={word}")
-        assert code == 1
-        assert "could not be converted to a boolean" in output
-
-
 def test_a_mistyped_question_shows_in_the_closing_lines(tmp_path: Path) -> None:
     code, output = _answer(tmp_path, "ammp=fp16", "ema=yes", f"project_slug={SLUG}")
     assert code == 0
@@ -293,6 +283,57 @@ def test_a_mistyped_question_shows_in_the_closing_lines(tmp_path: Path) -> None:
     assert named.keys() == {"project_slug", *all_answers()}
     assert 'Texts: project_name="My DDP Project" author="Your Name"' in output.splitlines()
     assert f"  cd {SLUG}" in output
+
+
+@pytest.mark.parametrize("way", ["--config-file", "COOKIECUTTER_CONFIG", ".cookiecutterrc"])
+def test_what_a_wrong_choice_in_a_file_drops_shows_in_the_closing_lines(
+    way: str, tmp_path: Path
+) -> None:
+    """Cookiecutter warns, and goes on with the default answers from there."""
+    home = tmp_path / "home"
+    home.mkdir()
+    file = home / ".cookiecutterrc"
+    # A question that there is not is dropped alone, without a word.
+    given = {"project_slug": SLUG, "author": HOSTILE[0], "ammp": "x", "amp": "fp8", "ema": "yes"}
+    places = {"replay_dir": str(home), "cookiecutters_dir": str(home)}
+    file.write_text(yaml.safe_dump({"default_context": given, **places}, sort_keys=False))
+    command = _cookiecutter(tmp_path, "--no-input")[:-2]  # without its own file
+    command += [way, file] if way.startswith("--") else []
+    environment = {"HOME": str(home), "TMPDIR": str(home)}
+    environment |= {way: str(file)} if way.isupper() else {}
+    result = run(*command, env=environment)
+    assert result.returncode == 0, result.stdout
+    assert "Invalid default received: fp8 provided for choice variable amp" in result.stdout
+    lines = result.stdout.splitlines()
+    words = next(line for line in lines if line.startswith("Answers: ")).split()[1:]
+    named = dict(word.split("=") for word in words)
+    assert (named["project_slug"], named["amp"], named["ema"]) == (SLUG, "bf16", "false")
+    assert "ammp" not in named
+    assert f"author={json.dumps(HOSTILE[0])}" in next(x for x in lines if x.startswith("Texts: "))
+    project = tmp_path / "out" / SLUG
+    assert contents_of(project) == contents_of(render({"author": HOSTILE[0]}, tmp_path / "as"))
+
+
+def test_directories_that_tools_do_not_look_into_are_taken(pytestconfig: pytest.Config) -> None:
+    output = succeed("ruff", "check", "--isolated", "--show-settings", ROOT / "tests")
+    excluded = re.search(r"file_resolver\.exclude = \[(.*?)\]", output, re.DOTALL)
+    assert excluded
+    names = {*re.findall(r'"([^"]+)"', excluded[1]), *pytestconfig.getini("norecursedirs")}
+    assert {"build", "node_modules", "venv"} < names
+    slugs = {name for name in names if re.fullmatch("[a-z][a-z0-9_]*[a-z0-9]", name)}
+    assert slugs - {*table("TAKEN"), *sys.stdlib_module_names} == {"golden"}  # here alone
+
+
+def test_makefile_is_read_as_it_is_rendered(tmp_path: Path) -> None:
+    """GNU make reads the first that it finds, in any case where the disk knows none."""
+    project = render({}, tmp_path)
+    files = [name for name in files_of(project) if name.lower() in table("TAKEN")]
+    assert files == ["Makefile"]
+    assert {"gnumakefile", "makefile"} < {*table("TAKEN")}
+    (project / "makefile").mkdir()
+    result = run("make", "-n", "test", cwd=project)
+    assert result.returncode != 0
+    assert "Is a directory" in result.stdout
 
 
 def test_a_file_of_the_user_outlives_a_refusal(tmp_path: Path) -> None:

@@ -34,10 +34,13 @@ from tests.rendering import (
     ROOT,
     all_answers,
     complete,
+    contents_of,
     files_of,
     in_one_process,
     is_refused,
+    render,
     run,
+    table,
 )
 
 # Each way to answer sees that many sets, always the same ones.
@@ -332,9 +335,7 @@ def _is_bad(way: str, one: Answered) -> bool | None:
     return one.is_bad if typed == one.value != "" else None
 
 
-def _one_set(
-    way: str, tmp_path: Path, tally: Counter[str], answered: dict[str, Answered]
-) -> None:
+def _one_set(way: str, tmp_path: Path, tally: Counter[str], answered: dict[str, Answered]) -> None:
     answers = {key: one.value for key, one in answered.items()}
     if way == "typed":
         answers = {key: value.partition("\n")[0] for key, value in answers.items()}
@@ -399,3 +400,110 @@ def test_any_answers_are_refused_or_become_a_valid_project(way: str, tmp_path: P
     is_file = way in {"file", "global"}
     outcomes += ["choice: taken", "choice: dropped" if is_file else "choice: refused"]
     assert {outcome: tally[outcome] for outcome in outcomes if tally[outcome] < 3} == {}
+
+
+def _render_replay(answers: dict[str, Any], dest: Path) -> str:
+    """As cookiecutter keeps the answers of a rendering, which somebody has edited since."""
+    questions = json.loads((ROOT / "cookiecutter.json").read_text())
+    private = {key: value for key, value in questions.items() if key.startswith("_")}
+    derived = {SLUG: "ok", "__dns_name": "ok", "__is_no_path": ""}
+    context = _defaults() | complete({}) | private | derived | answers
+    file = dest / "replay.json"
+    file.write_text(json.dumps({"cookiecutter": context}))
+    own = {"replay_dir": str(dest), "cookiecutters_dir": str(dest)}
+    project: str = cookiecutter(
+        str(ROOT), replay=str(file), output_dir=str(dest / "out"), default_config=own
+    )
+    return project
+
+
+ALL_WAYS = {**WAYS, "replay": _render_replay}
+
+
+def _refusal(way: str, answers: dict[str, Any], dest: Path) -> str:
+    """What is said of answers that must be refused, and leave no file behind."""
+    (dest / "out").mkdir(parents=True)
+    with (
+        in_one_process(),
+        mock.patch.object(tempfile, "tempdir", str(dest)),
+        pytest.raises((FailedHookException, ValueError)) as refusal,
+    ):
+        ALL_WAYS[way](answers, dest)
+    assert not files_of(dest / "out")
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("way", ["file", "global", "replay"])
+@pytest.mark.parametrize("value", [None, True, False, {"a": "b"}, {}], ids=repr)
+@pytest.mark.parametrize("key", TEXTS)
+def test_what_is_no_text_is_refused(key: str, value: object, way: str, tmp_path: Path) -> None:
+    """YAML makes a truth value of `yes`, and nothing of an empty line."""
+    words = _refusal(way, {SLUG: "ok", key: value}, tmp_path)
+    assert words == f"ERROR: {key} is {value!r}, which is no text, put it in quotes."
+
+
+@pytest.mark.parametrize(
+    ("way", "key", "value"),
+    [
+        ("words", "__dns_name", "other"),
+        ("file", "__dns_name", 'a": "b'),
+        ("replay", "__dns_name", "other"),
+        ("file", "_jinja2_env_vars", {"trim_blocks": False}),
+        ("replay", "_jinja2_env_vars", {}),
+        ("words", "_new_lines", "\r\n"),
+        ("global", "_new_lines", "\r\n"),
+        ("replay", "_new_lines", "\r\n"),
+    ],
+)
+def test_what_is_no_question_can_not_be_answered(
+    way: str, key: str, value: object, tmp_path: Path
+) -> None:
+    """Cookiecutter takes it all the same, and the project would be another one."""
+    words = _refusal(way, {SLUG: "ok", key: value}, tmp_path)
+    assert words.startswith(f"ERROR: {key}=")
+    assert words.endswith(" answers no question, leave it out.")
+
+
+def test_the_hook_knows_how_cookiecutter_renders() -> None:
+    questions = json.loads((ROOT / "cookiecutter.json").read_text())
+    private = {key for key in questions if key.startswith("_") and not key.startswith("__")}
+    assert table("FIXED") == {key: questions[key] for key in private}
+
+
+@pytest.mark.parametrize("slug", ["../x", "a/b/c", "torch", "a\x00"])
+def test_a_path_in_a_replay_file_is_refused(slug: str, tmp_path: Path) -> None:
+    """Cookiecutter has made its directory by then, and removes it."""
+    words = _refusal("replay", {SLUG: slug}, tmp_path)
+    assert "project_slug" in words or "null byte" in words
+    assert not [path for path in tmp_path.rglob("*") if path.name in {"x", "c", "torch"}]
+
+
+SWITCHES = [key for key, answers in all_answers().items() if isinstance(answers[0], bool)]
+
+
+@pytest.mark.parametrize("way", ["words", "file", "global", "replay"])
+@pytest.mark.parametrize("key", SWITCHES)
+def test_yes_and_no_mean_the_same_however_they_are_spelled(
+    key: str, way: str, tmp_path: Path
+) -> None:
+    """By each way, or they are refused: a text is true in a template, whatever it says."""
+    expected = {
+        meaning: contents_of(render({key: meaning}, tmp_path / str(meaning), slug="ok"))
+        for meaning in (True, False)
+    }
+    meanings: list[tuple[Any, bool]] = [(word, True) for word in YES]
+    meanings += [(word, False) for word in NO]
+    for number, (value, meaning) in enumerate([*meanings, (True, True), (False, False)]):
+        dest = tmp_path / f"taken{number}"
+        if way == "replay" and isinstance(value, str):
+            words = _refusal(way, {key: value}, dest)
+            assert words.startswith(f"ERROR: {key}={value!r} is no answer, choose from: ")
+            continue
+        (dest / "out").mkdir(parents=True)
+        with in_one_process(), mock.patch.object(tempfile, "tempdir", str(dest)):
+            project = ALL_WAYS[way]({SLUG: "ok", key: value}, dest)
+        assert contents_of(Path(project)) == expected[meaning], value
+    wrong: list[Any] = ["maybe", ""] if way in {"words", "replay"} else []  # else it is dropped
+    for number, value in enumerate([*wrong, 1, 0, None]):
+        words = _refusal(way, {SLUG: "ok", key: value}, tmp_path / f"wrong{number}")
+        assert "is no answer" in words or "could not be converted to a boolean" in words
