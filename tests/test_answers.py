@@ -405,17 +405,20 @@ def test_prompts_fit_on_a_line_of_80_columns() -> None:
     assert [line for line in lines if len(line) > 80] == []
 
 
-def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
-    command = [str(word) for word in _cookiecutter(tmp_path)]
+def _type(dest: Path, typed: dict[str, list[str]]) -> tuple[int, str]:
+    """Answer the questions at a terminal; exit code, and what it showed after the last answer.
+
+    Several answers to one question: it is asked again after each but the last.
+    """
+    command = [str(word) for word in _cookiecutter(dest)]
     child = pexpect.spawn(
         command[0],
         command[1:],
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TERM": "xterm", "NO_COLOR": "1"},
+        env={"HOME": str(dest / "home"), "PATH": "/usr/bin:/bin", "TERM": "xterm", "NO_COLOR": "1"},
         dimensions=(50, 250),  # no prompt is broken into lines
         encoding="utf-8",
-        timeout=30,
+        timeout=60,
     )
-    typed = {"project_name": "Typed Project", "author": "{Ann}", "amp": "2", "ema": "y"}
     questions = json.loads((ROOT / "cookiecutter.json").read_text())
     keys = [key for key in questions if not key.startswith("_")]
     for number, key in enumerate(keys, start=1):
@@ -427,11 +430,23 @@ def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
             for label in list(prompt.values())[1:]:
                 child.expect_exact(label)
             child.expect_exact("Choose from")
-        child.sendline(typed.get(key, ""))
-    child.expect_exact("Answers: ")
+        answers = typed.get(key, [""])
+        for wrong in answers[:-1]:
+            child.sendline(wrong)
+            again = r"select one of the available options|(?i:enter y or n)"
+            child.expect(again)
+        child.sendline(answers[-1])
+        child.expect_exact("\r\n")  # the echo of what was typed
     child.expect(pexpect.EOF)
     child.close()
-    assert child.exitstatus == 0
+    return int(child.exitstatus or 0), str(child.before)
+
+
+def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
+    typed = {"project_name": "Typed Project", "author": "{Ann}", "amp": "2", "ema": "y"}
+    code, output = _type(tmp_path, {key: [answer] for key, answer in typed.items()})
+    assert code == 0
+    assert "Answers: " in output
     project = tmp_path / "out" / "typed_project"
     expected = render(
         {"project_name": "Typed Project", "author": "{Ann}", "amp": "fp16", "ema": True},
@@ -439,6 +454,49 @@ def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
         slug="typed_project",
     )
     assert contents_of(project) == contents_of(expected)
+
+
+def test_hostile_answers_can_be_typed(tmp_path: Path) -> None:
+    """Texts come through as they are, and wrong choices are asked for again."""
+    name = " ".join(HOSTILE[:5])
+    author = f"{HOSTILE[6]} {HOSTILE[7]} {HOSTILE[9]} {'x' * 200}"
+    choices = {"amp": ["nosuch", "9", "2"], "ema": ["maybe", "yes"], "ci": ["{{ 7*7 }}", "3"]}
+    texts = {"project_name": [name], "author": [author], "project_slug": [SLUG]}
+    code, output = _type(tmp_path, {**texts, **choices})
+    assert code == 0
+    assert f"author={json.dumps(author)}" in output
+    project = tmp_path / "out" / SLUG
+    answers: dict[str, Answer] = {"amp": "fp16", "ema": True, "ci": "none"}
+    expected = render({"project_name": name, "author": author, **answers}, tmp_path / "expected")
+    assert contents_of(project) == contents_of(expected)
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert described["description"] == name
+    assert described["authors"] == [{"name": author}]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        ("author", "{{ 7*7 }}", "author '{{ 7*7 }}' holds a tag of the template engine"),
+        ("project_name", "{%", "project_name '{%' holds a tag of the template engine"),
+        ("project_slug", "torch", "project_slug 'torch' would hide a package of that name"),
+        ("project_slug", "../x", "project_slug '../x' is no import name"),
+    ],
+)
+def test_what_is_typed_is_refused(key: str, text: str, reason: str, tmp_path: Path) -> None:
+    if text == "../x":  # is refused at once, before the questions that follow
+        command = [str(word) for word in _cookiecutter(tmp_path)]
+        child = pexpect.spawn(command[0], command[1:], encoding="utf-8", timeout=60)
+        child.sendline("Name")
+        child.sendline(text)
+        child.expect(pexpect.EOF)
+        child.close()
+        code, output = child.exitstatus, str(child.before)
+    else:
+        code, output = _type(tmp_path, {"project_slug": [SLUG], key: [text]})
+    assert code == 1
+    assert reason in output
+    assert [path.name for path in _left_over(tmp_path)] in [[], ["out"]]
 
 
 def test_a_tag_of_a_remote_repository_can_be_rendered(tmp_path: Path) -> None:
