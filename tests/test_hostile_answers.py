@@ -402,6 +402,10 @@ def test_any_answers_are_refused_or_become_a_valid_project(way: str, tmp_path: P
     assert {outcome: tally[outcome] for outcome in outcomes if tally[outcome] < 3} == {}
 
 
+def test_the_reference_tells_how_many() -> None:
+    assert f"throws {SETS * len(WAYS)} sets" in (ROOT / "docs" / "reference.md").read_text()
+
+
 def _render_replay(answers: dict[str, Any], dest: Path) -> str:
     """As cookiecutter keeps the answers of a rendering, which somebody has edited since."""
     questions = json.loads((ROOT / "cookiecutter.json").read_text())
