@@ -272,6 +272,15 @@ def test_jinja_in_an_answer_runs_or_is_refused(tmp_path: Path) -> None:
         assert not [path for path in _left_over(dest) if path.is_file()]
 
 
+@pytest.mark.parametrize("text", ["{%", "{% raw", "{{", "{{ nosuch }}"])
+def test_jinja_that_does_not_run_is_refused_by_cookiecutter(text: str, tmp_path: Path) -> None:
+    code, output = _answer(tmp_path, f"project_slug={SLUG}", f"author={text}")
+    assert code == 1
+    unknown = "Unable to render variable 'author'\nError message: 'nosuch' is undefined"
+    assert unknown in output or output.splitlines()[-1].startswith("jinja2.exceptions.")
+    assert not _left_over(tmp_path)
+
+
 def test_a_mistyped_question_shows_in_the_closing_lines(tmp_path: Path) -> None:
     code, output = _answer(tmp_path, "ammp=fp16", "ema=yes", f"project_slug={SLUG}")
     assert code == 0
@@ -391,6 +400,22 @@ def test_the_answers_file_renders_the_same_project(tmp_path: Path) -> None:
     code, output = _answer(tmp_path, "--config-file", str(project / SLUG / "cookiecutter.yaml"))
     assert code == 0, output
     assert "Warning" not in output
+    assert contents_of(tmp_path / "out" / SLUG) == contents_of(project)
+
+
+def test_the_answers_file_is_enough_for_a_template_with_a_new_question(tmp_path: Path) -> None:
+    """Nobody is asked: the answer is the default."""
+    project = render({"amp": "fp16"}, tmp_path / "old")
+    template = tmp_path / "template"
+    template.mkdir()
+    for name in ("hooks", "templates", TEMPLATE.name):
+        shutil.copytree(ROOT / name, template / name)
+    questions = json.loads((ROOT / "cookiecutter.json").read_text())
+    questions = {"newer": ["one", "two"], **questions, "newest": "text"}
+    (template / "cookiecutter.json").write_text(json.dumps(questions))
+    answers = str(project / SLUG / "cookiecutter.yaml")
+    code, output = _answer(tmp_path, "--config-file", answers, template=str(template))
+    assert code == 0, output
     assert contents_of(tmp_path / "out" / SLUG) == contents_of(project)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -127,6 +128,15 @@ def test_a_template_with_the_line_ends_of_windows(tmp_path: Path, expected: Cont
         path.write_bytes(content.replace(b"\n", b"\r\n"))
     home = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     succeed(*_command(template, tmp_path / "out"), env=home)
+    assert contents_of(tmp_path / "out" / SLUG) == expected
+
+
+@pytest.mark.parametrize("end", ["> /dev/full", "| true", ">&-"])
+def test_closing_lines_that_nobody_reads(end: str, tmp_path: Path, expected: Contents) -> None:
+    """Cookiecutter removes a project whose hook fails."""
+    env = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = shlex.join(map(str, _command(ROOT, tmp_path / "out")))
+    succeed("bash", "-o", "pipefail", "-c", f"{command} {end}", env=env)
     assert contents_of(tmp_path / "out" / SLUG) == expected
 
 
