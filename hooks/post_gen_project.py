@@ -16,6 +16,14 @@ def remove_empty_directories() -> None:
             os.rmdir(directory)
 
 
+def say(*lines: str) -> None:
+    """Print lines. Where nobody reads them, no error: cookiecutter would remove the project."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is printed again at the end
+
+
 def main() -> None:
     """Say what was rendered and how to go on; a mistyped question shows as its default."""
     # JSON in a raw string: no answer can end the string, and none is run as Python.
@@ -28,14 +36,16 @@ def main() -> None:
         for key, answer in answers.items()
         if not key.startswith("_") and key not in {"project_name", "author"}
     )
-    print(f"Answers: {' '.join(named)}")
     texts = (f"{key}={json.dumps(answers[key])}" for key in ("project_name", "author"))
-    print(f"Texts: {' '.join(texts)}")
-    print("Next:")
-    print(f"  cd {slug}")
-    print("  make install   # in a virtual environment")
-    print("  make test")
-    print(f"  make debug     # a few steps; then: make train, {slug}/launch/")
+    say(
+        f"Answers: {' '.join(named)}",
+        f"Texts: {' '.join(texts)}",
+        "Next:",
+        f"  cd {slug}",
+        "  make install   # in a virtual environment",
+        "  make test",
+        f"  make debug     # a few steps; then: make train, {slug}/launch/",
+    )
 
 
 if __name__ == "__main__":

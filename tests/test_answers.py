@@ -48,6 +48,7 @@ SLUGS = [
     "a" * 300,
     "../" * 3 + "x/y",
     "a\\b",
+    "ends_",
     "import",
     "None",
     "os",
@@ -61,6 +62,8 @@ SLUGS = [
     "com1",
     "tests",
     "runs",
+    "makefile",
+    "node_modules",
 ]
 
 
@@ -192,6 +195,7 @@ def test_a_wrong_choice_in_a_replay_file_is_refused(
     texts = {"project_name": "Demo", "project_slug": SLUG, "author": "A"}
     questions = json.loads((ROOT / "cookiecutter.json").read_text())
     private = {key: value for key, value in questions.items() if key.startswith("_")}
+    private |= {"__dns_name": SLUG, "__is_no_path": ""}
     replay = tmp_path / "replay.json"
     for given, expected in (({key: answer}, 1), ({}, 0)):
         context = complete({}) | texts | private | given
@@ -237,7 +241,9 @@ def test_hostile_text_comes_through(text: str, tmp_path: Path) -> None:
         tmp_path, f"project_slug={SLUG}", f"project_name={text}", f"author={text}"
     )
     assert code == 0, output
-    assert "INJECTED" not in output
+    given = f"project_name={json.dumps(text)} author={json.dumps(text)}"
+    assert f"Texts: {given}" in output.splitlines()
+    assert "INJECTED" not in output.replace(given, "")
     project = tmp_path / "out" / SLUG
     described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     assert described["description"] == text
@@ -266,20 +272,13 @@ def test_jinja_in_an_answer_runs_or_is_refused(tmp_path: Path) -> None:
         assert not [path for path in _left_over(dest) if path.is_file()]
 
 
-@pytest.mark.parametrize("key", [k for k, v in all_answers().items() if isinstance(v[0], bool)])
-def test_yes_and_no_can_be_spelled_in_many_ways(key: str, tmp_path: Path) -> None:
-    spellings = {
-        True: ["true", "True", "yes", "y", "on", "1"],
-        False: ["false", "False", "no", "n", "off", "0"],
-    }
-    for meaning, words in spellings.items():
-        expected = contents_of(render({key: meaning}, tmp_path / str(meaning)))
-        for word in words:
-            assert contents_of(render({key: word}, tmp_path / f"{meaning}{word}")) == expected
-    for word in ("", "maybe"):
-        code, output = _answer(tmp_path, f"{key}={word}")
-        assert code == 1
-        assert "could not be converted to a boolean" in output
+@pytest.mark.parametrize("text", ["{%", "{% raw", "{{", "{{ nosuch }}"])
+def test_jinja_that_does_not_run_is_refused_by_cookiecutter(text: str, tmp_path: Path) -> None:
+    code, output = _answer(tmp_path, f"project_slug={SLUG}", f"author={text}")
+    assert code == 1
+    unknown = "Unable to render variable 'author'\nError message: 'nosuch' is undefined"
+    assert unknown in output or output.splitlines()[-1].startswith("jinja2.exceptions.")
+    assert not _left_over(tmp_path)
 
 
 def test_a_mistyped_question_shows_in_the_closing_lines(tmp_path: Path) -> None:
@@ -293,6 +292,57 @@ def test_a_mistyped_question_shows_in_the_closing_lines(tmp_path: Path) -> None:
     assert named.keys() == {"project_slug", *all_answers()}
     assert 'Texts: project_name="My DDP Project" author="Your Name"' in output.splitlines()
     assert f"  cd {SLUG}" in output
+
+
+@pytest.mark.parametrize("way", ["--config-file", "COOKIECUTTER_CONFIG", ".cookiecutterrc"])
+def test_what_a_wrong_choice_in_a_file_drops_shows_in_the_closing_lines(
+    way: str, tmp_path: Path
+) -> None:
+    """Cookiecutter warns, and goes on with the default answers from there."""
+    home = tmp_path / "home"
+    home.mkdir()
+    file = home / ".cookiecutterrc"
+    # A question that there is not is dropped alone, without a word.
+    given = {"project_slug": SLUG, "author": HOSTILE[0], "ammp": "x", "amp": "fp8", "ema": "yes"}
+    places = {"replay_dir": str(home), "cookiecutters_dir": str(home)}
+    file.write_text(yaml.safe_dump({"default_context": given, **places}, sort_keys=False))
+    command = _cookiecutter(tmp_path, "--no-input")[:-2]  # without its own file
+    command += [way, file] if way.startswith("--") else []
+    environment = {"HOME": str(home), "TMPDIR": str(home)}
+    environment |= {way: str(file)} if way.isupper() else {}
+    result = run(*command, env=environment)
+    assert result.returncode == 0, result.stdout
+    assert "Invalid default received: fp8 provided for choice variable amp" in result.stdout
+    lines = result.stdout.splitlines()
+    words = next(line for line in lines if line.startswith("Answers: ")).split()[1:]
+    named = dict(word.split("=") for word in words)
+    assert (named["project_slug"], named["amp"], named["ema"]) == (SLUG, "bf16", "false")
+    assert "ammp" not in named
+    assert f"author={json.dumps(HOSTILE[0])}" in next(x for x in lines if x.startswith("Texts: "))
+    project = tmp_path / "out" / SLUG
+    assert contents_of(project) == contents_of(render({"author": HOSTILE[0]}, tmp_path / "as"))
+
+
+def test_directories_that_tools_do_not_look_into_are_taken(pytestconfig: pytest.Config) -> None:
+    output = succeed("ruff", "check", "--isolated", "--show-settings", ROOT / "tests")
+    excluded = re.search(r"file_resolver\.exclude = \[(.*?)\]", output, re.DOTALL)
+    assert excluded
+    names = {*re.findall(r'"([^"]+)"', excluded[1]), *pytestconfig.getini("norecursedirs")}
+    assert {"build", "node_modules", "venv"} < names
+    slugs = {name for name in names if re.fullmatch("[a-z][a-z0-9_]*[a-z0-9]", name)}
+    assert slugs - {*table("TAKEN"), *sys.stdlib_module_names} == {"golden"}  # here alone
+
+
+def test_makefile_is_read_as_it_is_rendered(tmp_path: Path) -> None:
+    """GNU make reads the first that it finds, in any case where the disk knows none."""
+    project = render({}, tmp_path)
+    files = [name for name in files_of(project) if name.lower() in table("TAKEN")]
+    assert files == ["Makefile"]
+    assert {"gnumakefile", "makefile"} < {*table("TAKEN")}
+    (project / "makefile").mkdir()
+    result = run("make", "-n", "test", cwd=project)
+    assert result.returncode != 0
+    assert "Is a directory" in result.stdout
 
 
 def test_a_file_of_the_user_outlives_a_refusal(tmp_path: Path) -> None:
@@ -353,6 +403,22 @@ def test_the_answers_file_renders_the_same_project(tmp_path: Path) -> None:
     assert contents_of(tmp_path / "out" / SLUG) == contents_of(project)
 
 
+def test_the_answers_file_is_enough_for_a_template_with_a_new_question(tmp_path: Path) -> None:
+    """Nobody is asked: the answer is the default."""
+    project = render({"amp": "fp16"}, tmp_path / "old")
+    template = tmp_path / "template"
+    template.mkdir()
+    for name in ("hooks", "templates", TEMPLATE.name):
+        shutil.copytree(ROOT / name, template / name)
+    questions = json.loads((ROOT / "cookiecutter.json").read_text())
+    questions = {"newer": ["one", "two"], **questions, "newest": "text"}
+    (template / "cookiecutter.json").write_text(json.dumps(questions))
+    answers = str(project / SLUG / "cookiecutter.yaml")
+    code, output = _answer(tmp_path, "--config-file", answers, template=str(template))
+    assert code == 0, output
+    assert contents_of(tmp_path / "out" / SLUG) == contents_of(project)
+
+
 def test_prompts_fit_on_a_line_of_80_columns() -> None:
     questions = json.loads((ROOT / "cookiecutter.json").read_text())
     lines = []
@@ -364,17 +430,20 @@ def test_prompts_fit_on_a_line_of_80_columns() -> None:
     assert [line for line in lines if len(line) > 80] == []
 
 
-def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
-    command = [str(word) for word in _cookiecutter(tmp_path)]
+def _type(dest: Path, typed: dict[str, list[str]]) -> tuple[int, str]:
+    """Answer the questions at a terminal; exit code, and what it showed after the last answer.
+
+    Several answers to one question: it is asked again after each but the last.
+    """
+    command = [str(word) for word in _cookiecutter(dest)]
     child = pexpect.spawn(
         command[0],
         command[1:],
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TERM": "xterm", "NO_COLOR": "1"},
+        env={"HOME": str(dest / "home"), "PATH": "/usr/bin:/bin", "TERM": "xterm", "NO_COLOR": "1"},
         dimensions=(50, 250),  # no prompt is broken into lines
         encoding="utf-8",
-        timeout=30,
+        timeout=60,
     )
-    typed = {"project_name": "Typed Project", "author": "{Ann}", "amp": "2", "ema": "y"}
     questions = json.loads((ROOT / "cookiecutter.json").read_text())
     keys = [key for key in questions if not key.startswith("_")]
     for number, key in enumerate(keys, start=1):
@@ -386,11 +455,23 @@ def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
             for label in list(prompt.values())[1:]:
                 child.expect_exact(label)
             child.expect_exact("Choose from")
-        child.sendline(typed.get(key, ""))
-    child.expect_exact("Answers: ")
+        answers = typed.get(key, [""])
+        for wrong in answers[:-1]:
+            child.sendline(wrong)
+            again = r"select one of the available options|(?i:enter y or n)"
+            child.expect(again)
+        child.sendline(answers[-1])
+        child.expect_exact("\r\n")  # the echo of what was typed
     child.expect(pexpect.EOF)
     child.close()
-    assert child.exitstatus == 0
+    return int(child.exitstatus or 0), str(child.before)
+
+
+def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
+    typed = {"project_name": "Typed Project", "author": "{Ann}", "amp": "2", "ema": "y"}
+    code, output = _type(tmp_path, {key: [answer] for key, answer in typed.items()})
+    assert code == 0
+    assert "Answers: " in output
     project = tmp_path / "out" / "typed_project"
     expected = render(
         {"project_name": "Typed Project", "author": "{Ann}", "amp": "fp16", "ema": True},
@@ -398,6 +479,49 @@ def test_questions_are_answered_by_typing(tmp_path: Path) -> None:
         slug="typed_project",
     )
     assert contents_of(project) == contents_of(expected)
+
+
+def test_hostile_answers_can_be_typed(tmp_path: Path) -> None:
+    """Texts come through as they are, and wrong choices are asked for again."""
+    name = " ".join(HOSTILE[:5])
+    author = f"{HOSTILE[6]} {HOSTILE[7]} {HOSTILE[9]} {'x' * 200}"
+    choices = {"amp": ["nosuch", "9", "2"], "ema": ["maybe", "yes"], "ci": ["{{ 7*7 }}", "3"]}
+    texts = {"project_name": [name], "author": [author], "project_slug": [SLUG]}
+    code, output = _type(tmp_path, {**texts, **choices})
+    assert code == 0
+    assert f"author={json.dumps(author)}" in output
+    project = tmp_path / "out" / SLUG
+    answers: dict[str, Answer] = {"amp": "fp16", "ema": True, "ci": "none"}
+    expected = render({"project_name": name, "author": author, **answers}, tmp_path / "expected")
+    assert contents_of(project) == contents_of(expected)
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert described["description"] == name
+    assert described["authors"] == [{"name": author}]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        ("author", "{{ 7*7 }}", "author '{{ 7*7 }}' holds a tag of the template engine"),
+        ("project_name", "{%", "project_name '{%' holds a tag of the template engine"),
+        ("project_slug", "torch", "project_slug 'torch' would hide a package of that name"),
+        ("project_slug", "../x", "project_slug '../x' is no import name"),
+    ],
+)
+def test_what_is_typed_is_refused(key: str, text: str, reason: str, tmp_path: Path) -> None:
+    if text == "../x":  # is refused at once, before the questions that follow
+        command = [str(word) for word in _cookiecutter(tmp_path)]
+        child = pexpect.spawn(command[0], command[1:], encoding="utf-8", timeout=60)
+        child.sendline("Name")
+        child.sendline(text)
+        child.expect(pexpect.EOF)
+        child.close()
+        code, output = child.exitstatus, str(child.before)
+    else:
+        code, output = _type(tmp_path, {"project_slug": [SLUG], key: [text]})
+    assert code == 1
+    assert reason in output
+    assert [path.name for path in _left_over(tmp_path)] in [[], ["out"]]
 
 
 def test_a_tag_of_a_remote_repository_can_be_rendered(tmp_path: Path) -> None:

@@ -509,6 +509,33 @@ def test_commands_of_the_guide_work(tmp_path: Path, newcomer: dict[str, str], co
     assert "draws: each forward draws random numbers of its own (dropout)" in parity
 
 
+def test_commands_of_the_reference_work(
+    tmp_path: Path, newcomer: dict[str, str], count: Count
+) -> None:
+    """A file that is missing comes back, an edit stays; and does not without one of the options."""
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    ((needs, commands),) = _blocks(ROOT / "docs" / "reference.md")
+    first, again = commands.split("\n", 1)
+    (said,) = _run_blocks([(needs, first)], tmp_path, newcomer, count)
+    closing = re.search(r"^Answers: .*\nTexts: .*$", said, re.MULTILINE)
+    assert closing
+    assert closing[0] in reference
+    train, makefile = (
+        tmp_path / "my_project" / name for name in ("my_project/train.py", "Makefile")
+    )
+    rendered = train.read_text(), makefile.read_text()
+    train.write_text("mine")
+    _run_blocks([(needs, again)], tmp_path, newcomer, count)
+    assert (train.read_text(), makefile.read_text()) == ("mine", rendered[1])
+    assert " --skip-if-file-exists" in again
+    replaced = again.replace(" --skip-if-file-exists", "")
+    _run_blocks([(needs, replaced)], tmp_path, newcomer, count)
+    assert (train.read_text(), makefile.read_text()) == rendered
+    for page in (README.read_text(), reference):
+        assert re.search(r"`-f`.* replaces your edits", page.replace("\n", " "))
+        assert "regenerate.md" in page
+
+
 def test_demo_trains_to_what_the_readme_promises(count: Count) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     output = succeed(ROOT / "scripts" / "demo.sh", env={"PATH": path})

@@ -1,6 +1,6 @@
 """Any answers, many at random: refused in a sentence before a file is written, or valid.
 
-Valid means that every file parses, and that free text is read back as it was given.
+Valid means that every file parses, and that each answer is read back as it was given.
 """
 
 import ast
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import tomllib
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -27,19 +28,23 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment
 from jinja2.exceptions import TemplateError
+from packaging.utils import canonicalize_name
 
 from tests.rendering import (
     ROOT,
     all_answers,
     complete,
+    contents_of,
     files_of,
     in_one_process,
     is_refused,
+    render,
     run,
+    table,
 )
 
 # Each way to answer sees that many sets, always the same ones.
-SETS = 130
+SETS = 150
 
 GOOD_TEXTS = [
     'Ann "Q" O\'Test',
@@ -83,17 +88,22 @@ BAD_TEXTS = [
 ]
 # Cookiecutter runs these, unless they were typed.
 JINJA = ["{{ 7*7 }}", "{{ nosuch }}", "{% raw", "{%", "{{", "{#", "{{ '{%' }}", "{# gone #}seen"]
-GOOD_SLUGS = ["ok", "a_1", "zebra_9", "a" * 40, "engine", "train", "a__"]
+GOOD_SLUGS = ["ok", "a_1", "zebra_9", "a" * 40, "engine", "train", "a__b"]
 BAD_SLUGS = [
     *("../x", "a/b", "/absolute", ".", "..", "a-b", "a b", "1a", "_a", "Upper", "é", "x\n", "\x00"),
     *("a", "a" * 41, "a" * 200, "a" * 300, "é" * 130, "a\\b", "c:x", "$HOME", "%", "</x>", "🙂"),
     *("con", "nul", "aux", "prn", "com1", "lpt9", "import", "None", "async", "os", "json", "imp"),
     *("torch", "numpy", "sklearn", "yaml", "pyyaml", "scikit_learn", "tests", "runs", "build"),
+    *("a__", "ab_", "makefile", "node_modules", "sitecustomize"),
 ]
 YES = ["true", "yes", "y", "on", "1", "True"]
 NO = ["false", "no", "n", "off", "0", "False"]
 
 TEXTS = ("project_name", "author")
+SLUG = "project_slug"
+
+# No question has this name: cookiecutter drops it.
+UNKNOWN = "ammp"
 
 
 @dataclass(frozen=True)
@@ -114,25 +124,45 @@ def _anything() -> st.SearchStrategy[Answered]:
     return st.one_of(st.text(min_size=1, max_size=40), glued).map(lambda text: Answered(text, None))
 
 
-def _choice(answers: list[Any]) -> st.SearchStrategy[Answered]:
-    wrong = _of(["nosuch", "", "{{ 7*7 }}", f"{answers[0]} "], True)
-    right: list[Any] = [*YES, *NO] if isinstance(answers[0], bool) else answers
-    # Mostly right, or no set would be rendered.
-    return st.integers(0, 60).flatmap(lambda n: wrong if n == 0 else _of(right, False))
+def _choice(key: str, is_bad: bool) -> st.SearchStrategy[Answered]:
+    answers: list[Any] = all_answers()[key]
+    if is_bad:
+        return _of(["nosuch", "", "{{ 7*7 }}", f"no{answers[0]}"], True)
+    return _of([*YES, *NO] if isinstance(answers[0], bool) else answers, False)
 
 
-def _mostly(good: st.SearchStrategy[Answered], *others: st.SearchStrategy[Answered]) -> Any:
-    return st.integers(0, 3).flatmap(lambda n: st.one_of(*others) if n == 0 else good)
+GOOD = {**dict.fromkeys(TEXTS, _of(GOOD_TEXTS, False)), SLUG: _of(GOOD_SLUGS, False)}
+BAD = {
+    **dict.fromkeys(TEXTS, st.one_of(_of(BAD_TEXTS, True), _of(JINJA, None))),
+    SLUG: _of(BAD_SLUGS, True),
+}
 
 
-def answer_sets() -> st.SearchStrategy[dict[str, Answered]]:
-    """Texts, names and choices; some questions are left to their defaults."""
-    text = _mostly(_of(GOOD_TEXTS, False), _of(BAD_TEXTS, True), _of(JINJA, None), _anything())
-    slug = _mostly(_of(GOOD_SLUGS, False), _of(BAD_SLUGS, True), _anything())
-    choices = {key: _choice(answers) for key, answers in all_answers().items()}
-    return st.fixed_dictionaries(
-        {"project_slug": slug}, optional={**dict.fromkeys(TEXTS, text), **choices}
-    )
+@st.composite
+def answer_sets(draw: st.DrawFn) -> dict[str, Answered]:
+    """Texts, names and choices, in any order; some questions are left to their defaults.
+
+    A third is good, a third has one answer that is not, a third has any texts.
+    """
+    fault = draw(st.sampled_from(["none"] * 4 + ["any"] * 4 + [*BAD, "choice"]))
+    keys = [*TEXTS, SLUG, *all_answers()]
+    wrong = draw(st.sampled_from(list(all_answers()))) if fault == "choice" else None
+    answered = {}
+    for key in keys:
+        if key not in {fault, wrong, SLUG} and draw(st.booleans()):
+            continue
+        if key in all_answers():
+            answered[key] = draw(_choice(key, key == wrong))
+        elif fault == "any":
+            answered[key] = draw(st.one_of(GOOD[key], _anything()))
+        else:
+            answered[key] = draw((BAD if key == fault else GOOD)[key])
+    if draw(st.booleans()):
+        answered[UNKNOWN] = draw(st.one_of(GOOD["author"], BAD["author"]))
+        answered[UNKNOWN] = Answered(answered[UNKNOWN].value, False)
+    start = draw(st.integers(0, len(answered) - 1))
+    order = [*answered][start:] + [*answered][:start]
+    return {key: answered[key] for key in order}
 
 
 @cache
@@ -149,7 +179,12 @@ def _fault(suffix: str, content: str) -> str | None:
             json.loads(content)
     except (SyntaxError, ValueError, yaml.YAMLError) as error:
         return str(error)
-    commands = {".sh": ("bash", "-n"), ".sbatch": ("bash", "-n"), "Dockerfile": ("hadolint",)}
+    commands = {
+        ".sh": ("bash", "-n"),
+        ".sbatch": ("bash", "-n"),
+        "Dockerfile": ("hadolint",),
+        "Makefile": ("make", "-n", "-f"),
+    }
     if suffix in commands:
         with tempfile.NamedTemporaryFile("w", suffix=suffix) as file:
             file.write(content)
@@ -183,7 +218,7 @@ def _settings_file(answers: dict[str, Any], dest: Path) -> Path:
         "replay_dir": str(dest),
         "cookiecutters_dir": str(dest),
     }
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -223,63 +258,90 @@ WAYS: dict[str, Callable[[dict[str, Any], Path], str]] = {
 }
 
 
-def _expected(way: str, text: str) -> str | None:
-    """What a text becomes before a hook sees it; None where cookiecutter itself fails."""
-    if way == "typed":
-        return text.strip()
+def _evaluated(text: str) -> str | None:
+    """What cookiecutter makes of a text; None where it fails."""
     try:
         return Environment(keep_trailing_newline=True).from_string(text).render()
     except (TemplateError, UnicodeError):
         return None
 
 
-def _chosen(answers: dict[str, Any]) -> dict[str, Any]:
-    """The answers to questions of yes and no, or of a list, as they are recorded."""
-    known = {key: answers[key] for key in answers if key in all_answers()}
+def _kept(way: str, answers: dict[str, Any]) -> dict[str, Any]:
+    """The answers that reach a hook. Of a file, cookiecutter drops a wrong choice and the rest."""
+    kept: dict[str, Any] = {}
+    for key, value in answers.items():
+        choices: list[Any] = all_answers().get(key, [value])
+        known = [*YES, *NO] if isinstance(choices[0], bool) else choices
+        if way in {"file", "global"} and value not in known:
+            break
+        if key != UNKNOWN:
+            kept[key] = value
+    return kept
+
+
+def _recorded(way: str, kept: dict[str, Any]) -> dict[str, Any]:
+    """What a project must say of the answers that reached the hook."""
     words = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
-    return {
-        key: words.get(value, value) if isinstance(all_answers()[key][0], bool) else value
-        for key, value in known.items()
-    }
+    recorded: dict[str, Any] = complete({})
+    for key, value in kept.items():
+        if key in all_answers() and value:  # typed, nothing is the default here, too
+            is_switch = isinstance(all_answers()[key][0], bool)
+            recorded[key] = words.get(value, value) if is_switch else value
+    for key in TEXTS:
+        if way == "typed":
+            recorded[key] = kept.get(key, "").strip() or _defaults()[key]
+        else:
+            recorded[key] = _evaluated(kept.get(key, _defaults()[key]))
+    derived = str(recorded["project_name"]).lower().replace(" ", "_").replace("-", "_")
+    slug = kept.get(SLUG, derived)
+    recorded[SLUG] = (slug.strip() or derived) if way == "typed" else _evaluated(slug)
+    return recorded
 
 
-def _check_valid(project: Path, slug: str, way: str, answers: dict[str, Any], said: str) -> None:
+def _check_valid(project: Path, expected: dict[str, Any], said: str) -> None:
+    slug = project.name
     faults = {}
     for name, path in files_of(project).items():
-        suffix = path.suffix if path.name != "Dockerfile" else path.name
+        suffix = path.name if path.name in {"Dockerfile", "Makefile"} else path.suffix
         if fault := _fault(suffix, path.read_text(encoding="utf-8")):
             faults[name] = fault
     assert not faults
+    answers = yaml.safe_load((project / slug / "cookiecutter.yaml").read_text(encoding="utf-8"))
+    recorded = answers["default_context"]
+    assert recorded == expected
     metadata = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    recorded = yaml.safe_load((project / slug / "cookiecutter.yaml").read_text(encoding="utf-8"))
-    recorded = recorded["default_context"]
-    # Of a file, cookiecutter drops what stands behind a wrong choice. No hook can see that, but
-    # the closing lines show it.
-    is_cut = way in {"file", "global"} and recorded != {**recorded, **_chosen(answers)}
-    for key in TEXTS:
-        given = answers.get(key, "" if way == "typed" else _defaults()[key])
-        expected = _expected(way, given) or _defaults()[key]  # typed, nothing is the default
-        read = metadata["description"] if key == "project_name" else metadata["authors"][0]["name"]
-        assert read == recorded[key]
-        assert read == expected or (is_cut and read == _defaults()[key])
-        assert f"{key}={json.dumps(read)}" in said
-    assert metadata["name"] == recorded["project_slug"] == slug
-    # What no hook can see, a dropped answer, shows here.
-    line = said.rpartition("Answers: ")[2].partition("\n")[0]
-    named = dict(word.split("=") for word in line.split())
-    assert named == {
+    assert metadata["name"] == recorded[SLUG] == slug
+    assert canonicalize_name(slug, validate=True)
+    assert metadata["description"] == recorded["project_name"]
+    assert metadata["authors"] == [{"name": recorded["author"]}]
+    # What no hook can see, a dropped answer, shows in the closing lines.
+    lines = said[said.rindex("Answers: accumulation=") :].splitlines()
+    assert dict(word.split("=") for word in lines[0].split()[1:]) == {
         key: str(value).lower() if isinstance(value, bool) else value
         for key, value in recorded.items()
         if key not in TEXTS
     }
+    texts = " ".join(f"{key}={json.dumps(recorded[key])}" for key in TEXTS)
+    assert lines[1] == f"Texts: {texts}"
 
 
-def _one_set(
-    way: str, tmp_path: Path, tally: dict[str, int], answered: dict[str, Answered]
-) -> None:
+def _is_bad(way: str, one: Answered) -> bool | None:
+    """Whether an answer must be refused; None where it may."""
+    if way != "typed":
+        return one.is_bad
+    typed = one.value.partition("\n")[0].strip()
+    if "{{" in typed or "{%" in typed or "{#" in typed:  # what is typed is not run
+        return True
+    return one.is_bad if typed == one.value != "" else None
+
+
+def _one_set(way: str, tmp_path: Path, tally: Counter[str], answered: dict[str, Answered]) -> None:
     answers = {key: one.value for key, one in answered.items()}
     if way == "typed":
         answers = {key: value.partition("\n")[0] for key, value in answers.items()}
+    kept = _kept(way, answers)
+    is_bad = {key: _is_bad(way, answered[key]) for key in kept}
+    bad = {"choice" if key in all_answers() else key for key in kept if is_bad[key]}
     said = io.StringIO()
     with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
         dest = Path(directory)
@@ -294,28 +356,30 @@ def _one_set(
                 project = Path(WAYS[way](answers, dest))
             except (Exception, SystemExit) as error:
                 project, refusal = None, error
+        assert [path.name for path in dest.iterdir() if path.is_dir()] == ["out"]
         if project is not None:
-            tally["rendered"] += 1
-            bad = {key for key, one in answered.items() if one.is_bad}
-            assert not bad or way != "words", f"{bad} came through"
-            _check_valid(project, project.name, way, answers, said.getvalue())
+            assert not bad, f"{bad} came through"
+            _check_valid(project, _recorded(way, kept), said.getvalue())
+            tally.update(f"{key}: taken" for key in (*TEXTS, SLUG) if kept.get(key))
+            tally.update(["choice: taken"] if {*kept} & {*all_answers()} else [])
+            tally.update(["choice: dropped"] if len(kept) < len({*answers} - {UNKNOWN}) else [])
             return
-        tally["refused"] += 1
-        assert not [path for path in (dest / "out").rglob("*") if path.is_file()]
+        assert not list((dest / "out").iterdir())
         words = str(refusal).splitlines()
         assert words, repr(refusal)
-        must_pass = all(one.is_bad is False for one in answered.values())
-        assert not must_pass or is_refused(complete(_chosen(answers))), (
-            f"{answers} refused: {refusal!r}"
-        )
+        is_good = SLUG in kept and all(value is False for value in is_bad.values())
+        if is_good:  # but for answers that don't go together
+            assert is_refused(_recorded(way, kept)), f"{answers} refused: {refusal!r}"
         if isinstance(refusal, FailedHookException):
             assert len(words) == 1
             assert refusal.args[0].endswith("not be rendered") or words[0].endswith(".")
+        if len(bad) == 1 and None not in is_bad.values():
+            tally.update(f"{key}: refused" for key in bad)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_any_answers_are_refused_or_become_a_valid_project(way: str, tmp_path: Path) -> None:
-    tally = {"rendered": 0, "refused": 0}
+    tally: Counter[str] = Counter()
 
     @settings(
         max_examples=SETS,
@@ -331,4 +395,119 @@ def test_any_answers_are_refused_or_become_a_valid_project(way: str, tmp_path: P
 
     with in_one_process():
         try_one()
-    assert min(tally.values()) > SETS // 5, tally
+    # Each kind of answer was taken, and was refused because of nothing else.
+    outcomes = [f"{key}: {outcome}" for key in (*TEXTS, SLUG) for outcome in ("taken", "refused")]
+    is_file = way in {"file", "global"}
+    outcomes += ["choice: taken", "choice: dropped" if is_file else "choice: refused"]
+    assert {outcome: tally[outcome] for outcome in outcomes if tally[outcome] < 3} == {}
+
+
+def test_the_reference_tells_how_many() -> None:
+    assert f"throws {SETS * len(WAYS)} sets" in (ROOT / "docs" / "reference.md").read_text()
+
+
+def _render_replay(answers: dict[str, Any], dest: Path) -> str:
+    """As cookiecutter keeps the answers of a rendering, which somebody has edited since."""
+    questions = json.loads((ROOT / "cookiecutter.json").read_text())
+    private = {key: value for key, value in questions.items() if key.startswith("_")}
+    derived = {SLUG: "ok", "__dns_name": "ok", "__is_no_path": ""}
+    context = _defaults() | complete({}) | private | derived | answers
+    file = dest / "replay.json"
+    file.write_text(json.dumps({"cookiecutter": context}))
+    own = {"replay_dir": str(dest), "cookiecutters_dir": str(dest)}
+    project: str = cookiecutter(
+        str(ROOT), replay=str(file), output_dir=str(dest / "out"), default_config=own
+    )
+    return project
+
+
+ALL_WAYS = {**WAYS, "replay": _render_replay}
+
+
+def _refusal(way: str, answers: dict[str, Any], dest: Path) -> str:
+    """What is said of answers that must be refused, and leave no file behind."""
+    (dest / "out").mkdir(parents=True)
+    with (
+        in_one_process(),
+        mock.patch.object(tempfile, "tempdir", str(dest)),
+        pytest.raises((FailedHookException, ValueError)) as refusal,
+    ):
+        ALL_WAYS[way](answers, dest)
+    assert not files_of(dest / "out")
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("way", ["file", "global", "replay"])
+@pytest.mark.parametrize("value", [None, True, False, {"a": "b"}, {}], ids=repr)
+@pytest.mark.parametrize("key", TEXTS)
+def test_what_is_no_text_is_refused(key: str, value: object, way: str, tmp_path: Path) -> None:
+    """YAML makes a truth value of `yes`, and nothing of an empty line."""
+    words = _refusal(way, {SLUG: "ok", key: value}, tmp_path)
+    assert words == f"ERROR: {key} is {value!r}, which is no text, put it in quotes."
+
+
+@pytest.mark.parametrize(
+    ("way", "key", "value"),
+    [
+        ("words", "__dns_name", "other"),
+        ("file", "__dns_name", 'a": "b'),
+        ("replay", "__dns_name", "other"),
+        ("file", "_jinja2_env_vars", {"trim_blocks": False}),
+        ("replay", "_jinja2_env_vars", {}),
+        ("words", "_new_lines", "\r\n"),
+        ("global", "_new_lines", "\r\n"),
+        ("replay", "_new_lines", "\r\n"),
+    ],
+)
+def test_what_is_no_question_can_not_be_answered(
+    way: str, key: str, value: object, tmp_path: Path
+) -> None:
+    """Cookiecutter takes it all the same, and the project would be another one."""
+    words = _refusal(way, {SLUG: "ok", key: value}, tmp_path)
+    assert words.startswith(f"ERROR: {key}=")
+    assert words.endswith(" answers no question, leave it out.")
+
+
+def test_the_hook_knows_how_cookiecutter_renders() -> None:
+    questions = json.loads((ROOT / "cookiecutter.json").read_text())
+    private = {key for key in questions if key.startswith("_") and not key.startswith("__")}
+    assert table("FIXED") == {key: questions[key] for key in private}
+
+
+@pytest.mark.parametrize("slug", ["../x", "a/b/c", "torch", "a\x00"])
+def test_a_path_in_a_replay_file_is_refused(slug: str, tmp_path: Path) -> None:
+    """Cookiecutter has made its directory by then, and removes it."""
+    words = _refusal("replay", {SLUG: slug}, tmp_path)
+    assert "project_slug" in words or "null byte" in words
+    assert not [path for path in tmp_path.rglob("*") if path.name in {"x", "c", "torch"}]
+
+
+SWITCHES = [key for key, answers in all_answers().items() if isinstance(answers[0], bool)]
+
+
+@pytest.mark.parametrize("way", ["words", "file", "global", "replay"])
+@pytest.mark.parametrize("key", SWITCHES)
+def test_yes_and_no_mean_the_same_however_they_are_spelled(
+    key: str, way: str, tmp_path: Path
+) -> None:
+    """By each way, or they are refused: a text is true in a template, whatever it says."""
+    expected = {
+        meaning: contents_of(render({key: meaning}, tmp_path / str(meaning), slug="ok"))
+        for meaning in (True, False)
+    }
+    meanings: list[tuple[Any, bool]] = [(word, True) for word in YES]
+    meanings += [(word, False) for word in NO]
+    for number, (value, meaning) in enumerate([*meanings, (True, True), (False, False)]):
+        dest = tmp_path / f"taken{number}"
+        if way == "replay" and isinstance(value, str):
+            words = _refusal(way, {key: value}, dest)
+            assert words.startswith(f"ERROR: {key}={value!r} is no answer, choose from: ")
+            continue
+        (dest / "out").mkdir(parents=True)
+        with in_one_process(), mock.patch.object(tempfile, "tempdir", str(dest)):
+            project = ALL_WAYS[way]({SLUG: "ok", key: value}, dest)
+        assert contents_of(Path(project)) == expected[meaning], value
+    wrong: list[Any] = ["maybe", ""] if way in {"words", "replay"} else []  # else it is dropped
+    for number, value in enumerate([*wrong, 1, 0, None]):
+        words = _refusal(way, {SLUG: "ok", key: value}, tmp_path / f"wrong{number}")
+        assert "is no answer" in words or "could not be converted to a boolean" in words

@@ -1,7 +1,9 @@
 """Rendering anywhere: paths, what is missing on a machine, what is there already."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -89,6 +91,24 @@ def test_without_a_locale(locale: dict[str, str], tmp_path: Path, expected: Cont
     assert contents_of(tmp_path / "out" / SLUG) == expected
 
 
+@pytest.mark.parametrize("way", ["words", "file"])
+def test_letters_that_a_locale_lacks(way: str, tmp_path: Path) -> None:
+    """On the command line Python takes C for UTF-8; of a file it doesn't matter."""
+    text = "漢字 é \N{GRINNING FACE}"
+    own = tmp_path / "settings.yaml"
+    own.write_text(f"replay_dir: {tmp_path}\ncookiecutters_dir: {tmp_path}\n")
+    env = {"LC_ALL": "C", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    if way == "file":
+        env |= {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+        with own.open("a", encoding="utf-8") as file:
+            file.write(f'default_context: {{"author": "{text}"}}\n')
+    words = [f"author={text}"] if way == "words" else []
+    out = tmp_path / "out"
+    output = succeed(*_command(ROOT, out, "--config-file", str(own)), *words, env=env)
+    assert json.dumps(text) in output  # in ASCII
+    assert contents_of(out / SLUG) == contents_of(render({"author": text}, tmp_path / "expected"))
+
+
 def test_a_refusal_can_be_read_without_a_locale(tmp_path: Path) -> None:
     """Also of a text that can't be printed there."""
     env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -108,6 +128,15 @@ def test_a_template_with_the_line_ends_of_windows(tmp_path: Path, expected: Cont
         path.write_bytes(content.replace(b"\n", b"\r\n"))
     home = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     succeed(*_command(template, tmp_path / "out"), env=home)
+    assert contents_of(tmp_path / "out" / SLUG) == expected
+
+
+@pytest.mark.parametrize("end", ["> /dev/full", "| true", ">&-"])
+def test_closing_lines_that_nobody_reads(end: str, tmp_path: Path, expected: Contents) -> None:
+    """Cookiecutter removes a project whose hook fails."""
+    env = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = shlex.join(map(str, _command(ROOT, tmp_path / "out")))
+    succeed("bash", "-o", "pipefail", "-c", f"{command} {end}", env=env)
     assert contents_of(tmp_path / "out" / SLUG) == expected
 
 

@@ -18,7 +18,8 @@ FORBIDDEN = re.compile(
     r"|(os|posix)\.(system|popen)|subprocess\.(getoutput|getstatusoutput)"
     r"|yaml\.(load|load_all|unsafe_load|unsafe_load_all|full_load|full_load_all|Loader"
     r"|UnsafeLoader|FullLoader)"
-    r"|torch\.hub\.load|torch\.jit\.load|(np|numpy)\.load|runpy\.\w+"
+    r"|torch\.(hub|jit|export)\.load|torch\.package\.\w+|(np|numpy)\.load|pandas\.read_pickle"
+    r"|runpy\.\w+"
 )
 
 # Where it stands all the same, and why.
@@ -41,26 +42,36 @@ def _distinct(all_rendered: list[Rendered], suffix: str) -> dict[tuple[str, str]
     }
 
 
-def _words(tree: ast.Module) -> set[str]:
-    """Names and dotted names that are read, by the module that they come from."""
-    origins = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.level == 0
-        for alias in node.names
-    }
-    read = (
-        ast.unparse(node)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
-    )
-    return {origins.get(word, word) for word in read}
+def _full_name(word: ast.expr, origins: dict[str, str]) -> str:
+    """Give a dotted name by the module that it comes from, whatever that is called here."""
+    first, dot, rest = ast.unparse(word).partition(".")
+    return origins.get(first, first) + dot + rest
+
+
+def _origins(tree: ast.Module) -> dict[str, str]:
+    """Say what imported names stand for."""
+    origins = {}
+    for node in ast.walk(tree):
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                origins[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.Import) and alias.asname:
+                origins[alias.asname] = alias.name
+    return origins
 
 
 def _dangers(source: str) -> set[str]:
     """Say what a source calls that could run data as code."""
     tree = ast.parse(source)
-    found = {word for word in _words(tree) if FORBIDDEN.fullmatch(word)}
+    origins = _origins(tree)
+    read = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+    ]
+    words = [_full_name(node, origins) for node in read]
+    found = {word for word in words if FORBIDDEN.fullmatch(word)}
+    loads = words.count("torch.load")
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         given = {word.arg: ast.unparse(word.value) for word in call.keywords}
         if given.get("shell", "False") != "False":
@@ -69,6 +80,10 @@ def _dangers(source: str) -> set[str]:
             found.add("allow_pickle=True")
         if given.get("trust_remote_code", "False") != "False":
             found.add("trust_remote_code=True")
+        if given.get("weights_only") == "True":
+            loads -= _full_name(call.func, origins) == "torch.load"
+    if loads:  # one that may unpickle anything, or is handed to somebody else
+        found.add("torch.load")
     # In texts too: some tests write programs.
     for call_text in re.findall(r"torch\.load\((?:[^()]|\([^()]*\))*\)", source):
         if "weights_only=True" not in call_text:
@@ -83,6 +98,11 @@ def _dangers(source: str) -> set[str]:
         ("from pickle import loads as l\nl(f)", "pickle.loads"),
         ("torch.load(path)", "torch.load"),
         ("torch.load(str(path), weights_only=False)", "torch.load"),
+        ("from torch import load\nload(path)", "torch.load"),
+        ("import torch as t\nt.load(path)", "torch.load"),
+        ("load = torch.load", "torch.load"),
+        ("import pickle as p\np.Unpickler(f).load()", "pickle.Unpickler"),
+        ("import numpy as np\nnp.load(f)", "numpy.load"),
         ("yaml.load(f, Loader=yaml.SafeLoader)", "yaml.load"),
         ("eval(text)", "eval"),
         ("compile = 1\ncompile(text)", "compile"),
