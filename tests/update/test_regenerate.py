@@ -207,7 +207,7 @@ def went_apart(repository: Repository) -> str:
     repository.git("update-ref", "refs/remotes/origin/template", "HEAD")
     tree = repository.git("rev-parse", "HEAD^{tree}")
     repository.git("branch", "template", repository.git("commit-tree", "-m", "Other", tree))
-    return "template and origin/template have gone different ways"
+    return "template, here or at origin, has commits that this command did not make"
 
 
 def edited_before_the_branch(repository: Repository) -> str:
