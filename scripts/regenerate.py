@@ -11,6 +11,7 @@ to resolve, 2 refused, and nothing was changed. Needs git, and cookiecutter on t
 import argparse
 import ast
 import contextlib
+import functools
 import json
 import os
 import re
@@ -21,6 +22,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    print("Refused: this needs Python 3.10 or newer", file=sys.stderr)
+    sys.exit(2)
 
 TEMPLATE = Path(__file__).resolve().parent.parent
 ANSWERS_FILE = "cookiecutter.yaml"
@@ -267,7 +272,7 @@ def render(template: Path, answers: Answers, directory: Path) -> Path:
     if done.returncode != 0:
         lines = (done.stderr + done.stdout).splitlines()
         reasons = [line for line in lines if line.startswith("ERROR: ")]
-        raise Refused("cookiecutter: " + "\n".join(reasons[:1] or lines[-3:]))
+        raise Refused("cookiecutter: " + (reasons or lines[-1:] or ["no reason given"])[0])
     (project,) = output.iterdir()
     rendered = parse((project / project.name / ANSWERS_FILE).read_text("utf-8"))
     for key, answer in answers.items():
@@ -378,8 +383,10 @@ def require_ready(git: Git, branch: str) -> None:
     """
     if git.find("HEAD") is None:
         raise Refused("the repository has no commit yet: git add --all, git commit")
-    if git.find("MERGE_HEAD") is not None:
-        raise Refused("a merge is under way: finish it, or git merge --abort")
+    for name in ("MERGE", "CHERRY_PICK", "REVERT"):
+        if git.find(f"{name}_HEAD") is not None:
+            what = name.lower().replace("_", "-")
+            raise Refused(f"a {what} is under way: finish it, or git {what} --abort")
     if git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no"):
         raise Refused("there are changes that are not committed: commit or stash them first")
     if where := git("for-each-ref", "--format=%(worktreepath)", f"refs/heads/{branch}").strip():
@@ -481,6 +488,13 @@ class Plan:
     tip: str
     """The commit that holds what it is rendered as now."""
 
+    @functools.cached_property
+    def foreseen(self) -> list[str] | None:
+        """Give the tree that the merge will make, and the files with conflicts."""
+        words = ("merge-tree", "--write-tree", "--name-only", "--no-messages", "-z")
+        done = self.renderer.project.git.run(*words, self.onto, self.tip, settings=MERGING)
+        return done.stdout.split("\0")[:-1] if done.returncode in (0, 1) else None
+
     def show(self) -> bool:
         """Print what the template changes; whether it can be merged without a conflict."""
         git = self.renderer.project.git
@@ -493,18 +507,13 @@ class Plan:
                 print(f"Answer: {key}={before} becomes {after or 'no question any more'}")
         changes = git("diff", "-M", "--stat=100", "--summary", self.base, self.tip)
         print(changes or "The template changes nothing")
-        merged = git.run(
-            *("merge-tree", "--write-tree", "--name-only", "--no-messages", "-z"),
-            *(self.onto, self.tip),
-            settings=MERGING,
-        )
-        if merged.returncode not in (0, 1):
+        if self.foreseen is None:
             print("Conflicts can't be foreseen: that needs git 2.38")
             return True
-        for name in merged.stdout.split("\0")[1:]:
-            if name:
-                print(f"Conflict: {name}")
-        return merged.returncode == 0
+        conflicts = self.foreseen[1:]
+        for name in conflicts:
+            print(f"Conflict: {name}")
+        return not conflicts
 
     def merge(self, branch: str) -> int:
         """Move the branch and merge it; the exit code: 1 where something is left to be done."""
@@ -531,17 +540,16 @@ class Plan:
     def moved(self, branch: str) -> Iterator[None]:
         """Move HEAD, whose files stay as they are, and the branch; back, if that ends early."""
         git = self.renderer.project.git
+        ref = f"refs/heads/{branch}"
         head = git("rev-parse", "HEAD")
-        before = git.find(f"refs/heads/{branch}") or "0" * len(head)
-        moves = "update HEAD {} {}\nupdate refs/heads/{} {} {}\n"
-        there = moves.format(self.onto, head, branch, self.tip, before)
-        back = moves.format(head, self.onto, branch, before, self.tip)
-        git("update-ref", "--stdin", "-m", "regenerate", stdin=there)
+        before = git.find(ref) or "0" * len(head)
+        moves = f"update HEAD {self.onto} {head}\nupdate {ref} {self.tip} {before}\n"
+        git("update-ref", "--stdin", "-m", "regenerate", stdin=moves)
         try:
             yield
         except BaseException:
-            git.run("reset", "--quiet", "--merge")
-            git("update-ref", "--stdin", "-m", "regenerate: back", stdin=back)
+            git("update-ref", "--stdin", stdin=f"update {ref} {before} {self.tip}\n")
+            git("reset", "--quiet", "--merge", head)
             raise
 
 
@@ -559,12 +567,13 @@ def begin(renderer: Renderer, tip: str | None, project: Project, revision: str |
     """
     git = project.git
     template = TEMPLATE if revision is None else template_at(revision, renderer.directory)
-    answers = renderer.project.answers_in(tip or "HEAD")
+    first = tip or first_commit(project)
+    answers = renderer.project.answers_in(first)
     tree = renderer.tree(template, choose_answers(answers, [], template), tip)
     if tip is not None and git("rev-parse", f"{tip}^{{tree}}") == tree:
         return tip
     if revision is None:
-        renderer.require_alike(tip or first_commit(project), tree)
+        renderer.require_alike(first, tree)
     parents = [tip] if tip else []
     return renderer.commit_render(tree, parents, f"Render {project.slug} as it began", template)
 
@@ -635,7 +644,8 @@ def require_room(plan: Plan) -> None:
     """
     git = plan.renderer.project.git
     command = ["diff", "--no-renames", "--name-only", "--diff-filter=A", "-z"]
-    added = git.names(*command, plan.base, plan.tip)
+    sides = (plan.onto, plan.foreseen[0]) if plan.foreseen else (plan.base, plan.tip)
+    added = git.names(*command, *sides)
     known = set(git.names("ls-files", "-z"))
     if lost := [name for name in added if name not in known and os.path.lexists(git.top / name)]:
         raise Refused(f"files that are not committed are in the way: {', '.join(lost)}")

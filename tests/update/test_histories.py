@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.rendering import SLUG, Answers, run
-from tests.update.edits import EDITS, one_line_more
+from tests.update.edits import EDITS, one_line_more, put
 from tests.update.projects import WHO, Contents, Repository, Workshop, edited
 
 pytestmark = pytest.mark.update
 
+TRAIN = f"{SLUG}/train.py"
 FP16_TEST = f"{SLUG}/tests/test_fp16.py"
 
 
@@ -97,6 +98,28 @@ def test_branch_that_is_older_than_what_was_merged_is_brought_up(
     theirs.git("pull", "--quiet", str(mine.path), "main")
     assert theirs.regenerate("tracker=none")[0] == 0
     assert theirs.contents() == without(expected(mine, amp="fp16", tracker="none"), FP16_TEST)
+
+
+def test_conflict_in_a_fresh_clone_is_one_as_well(mine: Repository, tmp_path: Path) -> None:
+    """Where tools that apply patches leave files of rejects."""
+    assert mine.regenerate("tracker=none")[0] == 0
+    line = "with torch.autocast(device.type, dtype=torch.bfloat16):"
+    mine.edit({TRAIN: put(line, f"{line}  # mine")})
+    theirs = mine.clone(tmp_path / "theirs")
+    assert theirs.regenerate("amp=off")[0] == 1
+    assert theirs.conflicts() == {TRAIN: "UU"}
+    assert not list(theirs.path.rglob("*.rej"))
+    assert f"{line}  # mine" in (theirs.path / TRAIN).read_text()
+
+
+def test_answer_that_was_changed_by_hand_is_rendered(mine: Repository) -> None:
+    """Before and after there is a branch."""
+    answers = f"{SLUG}/cookiecutter.yaml"
+    for old, new in (("bf16", "fp16"), ("fp16", "off")):
+        mine.edit({answers: put(f'amp: "{old}"', f'amp: "{new}"')})
+        code, output = mine.regenerate()
+        assert code == 0, output
+        assert mine.contents() == expected(mine, amp=new)
 
 
 def squash(mine: Repository) -> None:

@@ -1,5 +1,6 @@
 """Regenerating under the settings, hooks and names that users have."""
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tests.update.edits import EDITS, one_line_more
 from tests.update.projects import Contents, Repository, Workshop, edited, files_in
 
 pytestmark = pytest.mark.update
+
+VETO = '[ "$1" = prepared ] && grep -q refs/heads/main && exit 1; exit 0'
 
 SETTINGS = {
     "autocrlf": ("core.autocrlf=true", "core.safecrlf=true"),
@@ -92,17 +95,20 @@ def test_merge_that_git_refuses_leaves_everything_as_it_was(
         assert before[:2] == (contents(repository), repository.git("for-each-ref"))
         assert repository.git("status") == before[2]
         repository.git("config", "--unset", key)
-        hook(repository, "reference-transaction", 'grep -q refs/heads/main && [ "$1" = prepared ]')
+        hook(repository, "reference-transaction", VETO)
         repository.git("config", "--unset", "core.hooksPath")
     assert repository.regenerate("amp=fp16")[0] == 0
     assert contents(repository) == edited(workshop.fresh({"amp": "fp16"}), EDITS)
 
 
+@pytest.mark.parametrize("end", ["in a hook", "afterwards"])
 def test_interrupted_merge_leaves_everything_as_it_was(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     repository = workshop.begin(tmp_path / "mine")
     repository.edit(EDITS)
+    if end == "in a hook":
+        hook(repository, "pre-merge-commit", "kill -INT $PPID; sleep 1")
     before = repository.contents(), repository.git("for-each-ref"), repository.git("status")
     git = workshop.script.Git
     run = git.run
@@ -110,7 +116,7 @@ def test_interrupted_merge_leaves_everything_as_it_was(
     def interrupted(self: object, *words: str, **more: object) -> subprocess.CompletedProcess[str]:
         done: subprocess.CompletedProcess[str] = run(self, *words, **more)
         if words[0] == "merge":
-            assert done.returncode == 0
+            assert done.returncode == {"in a hook": -signal.SIGINT, "afterwards": 0}[end]
             raise KeyboardInterrupt
         return done
 
@@ -121,8 +127,9 @@ def test_interrupted_merge_leaves_everything_as_it_was(
     assert output.endswith("Interrupted, and nothing was changed\n")
     after = repository.contents(), repository.git("for-each-ref"), repository.git("status")
     assert after == before
+    repository.git("config", "core.hooksPath", "nowhere")
     assert repository.regenerate("amp=fp16")[0] == 0
-    assert repository.contents() == edited(workshop.fresh({"amp": "fp16"}), EDITS)
+    assert contents(repository) == edited(workshop.fresh({"amp": "fp16"}), EDITS)
 
 
 @pytest.mark.parametrize("place", [":odd", "a [b]*", "-é\nx"])
@@ -160,13 +167,33 @@ def test_moved_package_gets_new_files_in_its_new_place(workshop: Workshop, tmp_p
     (repository.path / "src").mkdir()
     repository.git("mv", SLUG, f"src/{SLUG}")
     repository.commit()
-    assert repository.regenerate("--dry-run", "amp=fp16")[0] == 0
-    code, output = repository.regenerate("amp=fp16")
+    code, output = repository.regenerate("--dry-run", "ema=true")
+    assert code == 0, output
+    code, output = repository.regenerate("ema=true")
     assert code == 0, output
     assert repository.contents() == {
         f"src/{name}" if name.startswith(f"{SLUG}/") else name: file
-        for name, file in files_in(workshop.fresh({"amp": "fp16"})).items()
+        for name, file in files_in(workshop.fresh({"ema": True})).items()
     }
+
+
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["unknown", "ignored"])
+def test_files_in_the_way_of_a_moved_package(
+    workshop: Workshop, tmp_path: Path, is_ignored: bool
+) -> None:
+    """A merge writes over what is ignored."""
+    repository = workshop.begin(tmp_path / "mine")
+    repository.regenerate()
+    (repository.path / "src").mkdir()
+    repository.git("mv", SLUG, f"src/{SLUG}")
+    repository.commit()
+    name = f"src/{SLUG}/tests/test_ema.py"
+    (repository.path / name).write_text("mine\n")
+    (repository.path / ".git" / "info" / "exclude").write_text("test_ema.py\n" * is_ignored)
+    code, output = repository.regenerate("ema=true")
+    assert code == 2
+    assert f"files that are not committed are in the way: {name}" in output
+    assert (repository.path / name).read_text() == "mine\n"
 
 
 def test_what_git_says_is_one_line(workshop: Workshop, tmp_path: Path) -> None:
