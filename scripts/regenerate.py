@@ -11,21 +11,33 @@ to resolve, 2 refused, and nothing was changed. Needs git, and cookiecutter on t
 import argparse
 import ast
 import contextlib
+import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    print("Refused: this needs Python 3.10 or newer", file=sys.stderr)
+    sys.exit(2)
 
 TEMPLATE = Path(__file__).resolve().parent.parent
 ANSWERS_FILE = "cookiecutter.yaml"
 
-# In the message of each commit that this script makes on the branch: it holds a pure render.
-MARK = "Rendered-with:"
+# In the message of each commit that this script makes on the branch: it holds a pure render. A
+# commit that was amended, rebased or squashed has the line still, but is another tree.
+MARK = "Rendered-tree:"
+
+# The user's settings are those of the user's own merges. What only this script makes must be the
+# same everywhere; and a file that moved keeps its changes, whatever is set.
+RENDERING = ("core.fileMode=true", "core.safecrlf=false", "core.sparseCheckout=false")
+MERGING = ("merge.renames=true", "merge.directoryRenames=true")
 
 Answer = str | bool
 Answers = dict[str, Answer]
@@ -42,38 +54,54 @@ class Git:
     """Commands of git in one repository."""
 
     top: Path
+    environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, settings: tuple[str, ...] = (), stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command, whatever its exit code."""
+        flags = [word for setting in settings for word in ("-c", setting)]
         return subprocess.run(
-            ["git", *words],
+            ["git", *flags, *words],
             cwd=self.top,
-            env=os.environ | environment,
+            # A directory may be called `:tools` or `[a]`.
+            env=os.environ | {"GIT_LITERAL_PATHSPECS": "1"} | self.environment,
+            input=stdin,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
             check=False,
         )
 
-    def __call__(self, *words: str, **environment: str) -> str:
+    def __call__(self, *words: str, settings: tuple[str, ...] = (), stdin: str = "") -> str:
         """Give the output of a command that must succeed.
 
         Raises:
-            Refused: it did not, with what it said.
+            Refused: it did not, with the reason in a line.
         """
-        done = self.run(*words, **environment)
+        done = self.run(*words, settings=settings, stdin=stdin)
         if done.returncode != 0:
-            raise Refused(f"git {words[0]}: {(done.stderr or done.stdout).strip()}")
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
+            reasons = [line for line in lines if line.startswith(("fatal: ", "error: "))]
+            raise Refused(f"git: {(reasons or lines)[-1]}")
         return done.stdout.rstrip("\n")
+
+    def having(self, **environment: str) -> "Git":
+        """Give the same with more in the environment."""
+        return replace(self, environment=self.environment | environment)
 
     def find(self, revision: str) -> str | None:
         """Give the object that a revision names, or None."""
         done = self.run("rev-parse", "--quiet", "--verify", revision)
         return done.stdout.strip() or None
 
-    def names(self, *words: str, **environment: str) -> list[str]:
+    def names(self, *words: str) -> list[str]:
         """Give the names that a command lists with -z."""
-        return [name for name in self(*words, **environment).split("\0") if name]
+        return [name for name in self(*words).split("\0") if name]
+
+    def holds(self, revision: str, commit: str) -> bool:
+        """Whether the history of a revision holds a commit."""
+        return self.run("merge-base", "--is-ancestor", commit, revision).returncode == 0
 
 
 @dataclass(frozen=True)
@@ -95,15 +123,13 @@ class Project:
 
         In a repository that was there before, its pyproject.toml has a name of its own.
         """
-        file = self.git.run("show", f"{revision}:{self.parent / 'pyproject.toml'}")
-        try:
-            return tomllib.loads(file.stdout)["project"]["name"] == self.slug  # type: ignore[no-any-return]
-        except (KeyError, TypeError, tomllib.TOMLDecodeError):
-            return False
+        file = self.git.run("cat-file", "blob", f"{revision}:{self.parent / 'pyproject.toml'}")
+        name = re.compile(rf"""^name\s*=\s*["']{self.slug}["']""", re.MULTILINE)
+        return name.search(file.stdout) is not None
 
     def answers_in(self, revision: str) -> Answers:
         """Give the answers that the project was rendered with."""
-        return parse(self.git("show", f"{revision}:{self.package / ANSWERS_FILE}"))
+        return parse(self.git("cat-file", "blob", f"{revision}:{self.package / ANSWERS_FILE}"))
 
 
 def parse(text: str) -> Answers:
@@ -153,25 +179,19 @@ def find_project(git: Git, here: Path) -> Project:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise Refused(f"this repository holds no project with its {ANSWERS_FILE}")
+        raise Refused(
+            f"this repository holds no project with its {ANSWERS_FILE}, under its own name"
+        )
     listed = ", ".join(str(one.package) for one in found)
     raise Refused(f"there is more than one project, go into the one that you mean: {listed}")
 
 
-def place_in(tip: str, project: Project) -> Project:
-    """Find the project on the branch, where it lies as it was before the user moved anything.
-
-    Raises:
-        Refused: the branch does not hold it.
-    """
+def place_in(tip: str, project: Project) -> Project | None:
+    """Find the project on the branch, where it lies as it was before the user moved anything."""
     others = [one.package for one in projects_in(project.git, "HEAD") if one != project]
     held = [one for one in projects_in(project.git, tip) if one.package not in others]
-    same = [one for one in held if one == project]
-    if len(same or held) != 1:
-        raise Refused(
-            f"the branch does not hold {project.package}: name one of its own with --branch"
-        )
-    return (same or held)[0]
+    same = [one for one in held if one == project] or held
+    return same[0] if len(same) == 1 else None
 
 
 def questions_of(template: Path) -> dict[str, object]:
@@ -252,7 +272,7 @@ def render(template: Path, answers: Answers, directory: Path) -> Path:
     if done.returncode != 0:
         lines = (done.stderr + done.stdout).splitlines()
         reasons = [line for line in lines if line.startswith("ERROR: ")]
-        raise Refused("cookiecutter: " + "\n".join(reasons[:1] or lines[-3:]))
+        raise Refused("cookiecutter: " + (reasons or lines[-1:] or ["no reason given"])[0])
     (project,) = output.iterdir()
     rendered = parse((project / project.name / ANSWERS_FILE).read_text("utf-8"))
     for key, answer in answers.items():
@@ -269,8 +289,6 @@ class Renderer:
     directory: Path
     """For what is temporary."""
     is_whole: bool
-    objects: dict[str, str]
-    """In which environment git makes objects."""
 
     @property
     def place(self) -> str:
@@ -279,26 +297,32 @@ class Renderer:
 
     def tree(self, template: Path, answers: Answers, base: str | None) -> str:
         """Give the tree of `base`, with what these answers render in place of the project."""
-        git = self.project.git
         number = len(list(self.directory.iterdir()))
-        index = {**self.objects, "GIT_INDEX_FILE": str(self.directory / f"index{number}")}
+        git = self.project.git.having(GIT_INDEX_FILE=str(self.directory / f"index{number}"))
         rendered = render(template, answers, self.directory / f"render{number}")
         source = rendered if self.is_whole else rendered / rendered.name
         where = f"--git-dir={git('rev-parse', '--absolute-git-dir')}"
-        Git(source)(where, "--work-tree=.", "add", "--all", "--force", ".", **index)
-        files = git("write-tree", **index)
+        add = (where, "--work-tree=.", "add", "--all", "--force", ".")
+        replace(git, top=source)(*add, settings=RENDERING)
+        files = git("write-tree")
         target = self.place if self.is_whole else str(self.project.parent / rendered.name)
         if target == ".":
             return files
-        git("read-tree", base or "--empty", **index)
-        git("rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch", "--", self.place, **index)
-        git("read-tree", f"--prefix={target}/", files, **index)
-        return git("write-tree", **index)
+        git("read-tree", base or "--empty")
+        remove = ("rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch", "--", self.place)
+        git(*remove, settings=RENDERING)
+        git("read-tree", f"--prefix={target}/", files)
+        return git("write-tree")
 
     def commit(self, tree: str, parents: list[str], message: str) -> str:
         """Give a new commit."""
         words = [word for parent in parents for word in ("-p", parent)]
-        return self.project.git("commit-tree", tree, *words, "-m", message, **self.objects)
+        return self.project.git("commit-tree", tree, *words, "-m", message)
+
+    def commit_render(self, tree: str, parents: list[str], subject: str, template: Path) -> str:
+        """Give a new commit of the branch."""
+        made = f"Rendered-with: {version_of(template)}\n{MARK} {tree}"
+        return self.commit(tree, parents, f"{subject}\n\n{made}")
 
     def require_alike(self, commit: str, tree: str) -> None:
         """Refuse a base that is not what the user began with: their differences would be lost.
@@ -311,14 +335,14 @@ class Renderer:
         sides = [f"{one}:{inside}" for one in (commit, tree)]
         command = ["diff-tree", "-r", "-z", "--no-renames", "--name-only", "--diff-filter=AM"]
         wrong = []
-        for name in git.names(*command, *sides, **self.objects):
+        for name in git.names(*command, *sides):
             path = f"{inside}/{name}" if inside else name
-            texts = [git.run("show", f"{c}:{path}", **self.objects) for c in (commit, tree)]
+            texts = [git.run("cat-file", "blob", f"{c}:{path}") for c in (commit, tree)]
             if texts[0].returncode or not is_alike(texts[0].stdout, texts[1].stdout, name):
                 wrong.append(name)
         if not wrong:
             return
-        date = git("show", "--no-patch", "--format=%cI", commit)
+        date = git("log", "-1", "--no-show-signature", "--format=%cI", commit)
         then = Git(TEMPLATE).run("rev-list", "-1", f"--before={date}", "HEAD").stdout.strip()
         raise Refused(
             f"commit {commit[:10]}, where the project begins, is not what this template renders "
@@ -344,7 +368,7 @@ def template_at(revision: str, directory: Path) -> Path:
     target.mkdir()
     found = Git(TEMPLATE).run("rev-parse", "--absolute-git-dir").stdout.strip()
     words = [f"--git-dir={found}", "--work-tree=.", "checkout", "--quiet", revision, "--", "."]
-    done = Git(target).run(*words, GIT_INDEX_FILE=str(directory / "index"))
+    done = Git(target, {"GIT_INDEX_FILE": str(directory / "index")}).run(*words)
     if done.returncode != 0:
         reason = done.stderr.strip()
         raise Refused(f"--from: expected a revision of the template, got {revision!r}: {reason}")
@@ -359,32 +383,75 @@ def require_ready(git: Git, branch: str) -> None:
     """
     if git.find("HEAD") is None:
         raise Refused("the repository has no commit yet: git add --all, git commit")
-    if git.find("MERGE_HEAD") is not None:
-        raise Refused("a merge is under way: finish it, or git merge --abort")
+    for name in ("MERGE", "CHERRY_PICK", "REVERT"):
+        if git.find(f"{name}_HEAD") is not None:
+            what = name.lower().replace("_", "-")
+            raise Refused(f"a {what} is under way: finish it, or git {what} --abort")
     if git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no"):
         raise Refused("there are changes that are not committed: commit or stash them first")
-    if git.run("symbolic-ref", "--short", "HEAD").stdout.strip() == branch:
-        raise Refused(f"{branch} is checked out, which only this command changes: git switch -")
+    if where := git("for-each-ref", "--format=%(worktreepath)", f"refs/heads/{branch}").strip():
+        raise Refused(
+            f"{branch} is checked out in {where}, and only this command changes it: git switch to "
+            "another branch there, or name one of its own with --branch"
+        )
     if git("rev-parse", "--is-shallow-repository") == "true":
         raise Refused("the clone is shallow, and merging needs history: git fetch --unshallow")
 
 
-def find_tip(git: Git, branch: str) -> str | None:
-    """Give the newest commit of the branch, here or at origin; None where nobody has made one.
+def is_marked(git: Git, commit: str) -> bool:
+    """Whether this script made the commit, and nobody has changed it."""
+    text = git("cat-file", "commit", commit)
+    return f"{MARK} {text.split()[1]}" in text.splitlines()
+
+
+def newest(git: Git, commits: list[str]) -> list[str]:
+    """Leave out what the history of another holds."""
+    return git("merge-base", "--independent", *commits).split() if commits else []
+
+
+def merged_renders(project: Project) -> list[str]:
+    """Give the newest renders that HEAD holds: several, where people regenerated side by side."""
+    git = project.git
+    found = git("rev-list", f"--grep=^{MARK}", "HEAD").split()
+    return newest(git, [c for c in found if is_marked(git, c) and place_in(c, project)])
+
+
+def tips_of(project: Project, branch: str) -> list[str]:
+    """Give the newest commits of the branch, here and at origin.
 
     Raises:
-        Refused: both have commits that the other lacks.
+        Refused: one is not of this project.
     """
-    local = git.find(f"refs/heads/{branch}")
-    remote = git.find(f"refs/remotes/origin/{branch}")
-    if local is None or remote is None:
-        return local or remote
-    bases = git.run("merge-base", local, remote).stdout.split()
-    if local in bases:
-        return remote
-    if remote in bases:
-        return local
-    raise Refused(f"{branch} and origin/{branch} have gone different ways: keep one of them")
+    git = project.git
+    found = (git.find(f"refs/heads/{branch}"), git.find(f"refs/remotes/origin/{branch}"))
+    tips = newest(git, [commit for commit in found if commit])
+    if not all(place_in(tip, project) for tip in tips):
+        raise Refused(
+            f"the branch does not hold {project.package}: name one of its own with --branch"
+        )
+    return tips
+
+
+def is_merged_elsewhere(git: Git, branch: str, tip: str) -> bool:
+    """Whether another branch has renders that HEAD lacks: what follows on them would undo them."""
+    missing = git("rev-list", "--first-parent", "--reverse", tip, "^HEAD").split()
+    where = ("refs/heads", "refs/remotes")
+    holds = [f"--contains={commit}" for commit in missing[:1]]
+    names = git("for-each-ref", "--format=%(refname)", *holds, *where).split() if holds else []
+    return any(not name.endswith(f"/{branch}") for name in names)
+
+
+def nearest(project: Project, tips: list[str]) -> str:
+    """Give the render with HEAD's answers that differs from it in the fewest lines."""
+    git = project.git
+    answers = project.answers_in("HEAD")
+
+    def distance(commit: str) -> tuple[bool, int]:
+        place = place_in(commit, project) or project
+        stat = git("diff", "--shortstat", commit, "HEAD", "--", str(project.package))
+        return place.answers_in(commit) != answers, sum(map(int, re.findall(r"\d+", stat)))
+
+    return min((c for c in git("rev-list", *tips).split() if is_marked(git, c)), key=distance)
 
 
 def is_alike(one: str, other: str, name: str) -> bool:
@@ -421,9 +488,16 @@ class Plan:
     tip: str
     """The commit that holds what it is rendered as now."""
 
+    @functools.cached_property
+    def foreseen(self) -> list[str] | None:
+        """Give the tree that the merge will make, and the files with conflicts."""
+        words = ("merge-tree", "--write-tree", "--name-only", "--no-messages", "-z")
+        done = self.renderer.project.git.run(*words, self.onto, self.tip, settings=MERGING)
+        return done.stdout.split("\0")[:-1] if done.returncode in (0, 1) else None
+
     def show(self) -> bool:
         """Print what the template changes; whether it can be merged without a conflict."""
-        git, objects = self.renderer.project.git, self.renderer.objects
+        git = self.renderer.project.git
         what = "the whole project" if self.renderer.is_whole else "the package directory alone"
         print(f"Project: {what}, in {self.renderer.place}")
         print(f"Template: {version_of(TEMPLATE)}")
@@ -431,36 +505,52 @@ class Plan:
             before, after = (in_words(a[key]) if key in a else None for a in (self.old, self.new))
             if before != after:
                 print(f"Answer: {key}={before} becomes {after or 'no question any more'}")
-        changes = git("diff", "-M", "--stat=100", "--summary", self.base, self.tip, **objects)
+        changes = git("diff", "-M", "--stat=100", "--summary", self.base, self.tip)
         print(changes or "The template changes nothing")
-        merged = git.run(
-            *("merge-tree", "--write-tree", "--name-only", "--no-messages", "-z"),
-            *(self.onto, self.tip),
-            **objects,
-        )
-        if merged.returncode not in (0, 1):
+        if self.foreseen is None:
             print("Conflicts can't be foreseen: that needs git 2.38")
             return True
-        for name in merged.stdout.split("\0")[1:]:
-            if name:
-                print(f"Conflict: {name}")
-        return merged.returncode == 0
+        conflicts = self.foreseen[1:]
+        for name in conflicts:
+            print(f"Conflict: {name}")
+        return not conflicts
 
     def merge(self, branch: str) -> int:
-        """Move the branch and merge it; the exit code: 1 where there are conflicts."""
+        """Move the branch and merge it; the exit code: 1 where something is left to be done."""
         git = self.renderer.project.git
-        git("update-ref", f"refs/heads/{branch}", self.tip)
-        git("merge", "--ff-only", "--quiet", self.onto)
         message = f"Merge what the template renders ({words_of(self.old, self.new)})"
-        done = git.run("merge", "--no-ff", "--no-edit", "-m", message, self.tip)
-        print(done.stdout + done.stderr, end="")
+        words = ("merge", "--no-ff", "--commit", "--no-edit", "-m", message, self.tip)
+        with self.moved(branch):
+            done = git.run(*words, settings=MERGING)
+            print(done.stdout + done.stderr, end="", flush=True)
+            if done.returncode and git.find("MERGE_HEAD") is None:
+                raise Refused("git did not merge, for the reason above: call again when it is gone")
         if done.returncode == 0:
             print(f"Merged. If you push, push both: git push origin HEAD {branch}")
             return 0
-        if git.find("MERGE_HEAD") is None:
-            raise Refused("git did not merge, for the reason above: call again when it is gone")
-        print("Resolve the conflicts, then git add and git commit; or git merge --abort")
+        if git("ls-files", "--unmerged"):
+            print("Resolve the conflicts, then git add and git commit; or git merge --abort")
+        else:
+            print(
+                "Merged, but not committed, for the reason above: git commit; or git merge --abort"
+            )
         return 1
+
+    @contextlib.contextmanager
+    def moved(self, branch: str) -> Iterator[None]:
+        """Move HEAD, whose files stay as they are, and the branch; back, if that ends early."""
+        git = self.renderer.project.git
+        ref = f"refs/heads/{branch}"
+        head = git("rev-parse", "HEAD")
+        before = git.find(ref) or "0" * len(head)
+        moves = f"update HEAD {self.onto} {head}\nupdate {ref} {self.tip} {before}\n"
+        git("update-ref", "--stdin", "-m", "regenerate", stdin=moves)
+        try:
+            yield
+        except BaseException:
+            git("update-ref", "--stdin", stdin=f"update {ref} {before} {self.tip}\n")
+            git("reset", "--quiet", "--merge", head)
+            raise
 
 
 def words_of(old: Answers, new: Answers) -> str:
@@ -477,47 +567,67 @@ def begin(renderer: Renderer, tip: str | None, project: Project, revision: str |
     """
     git = project.git
     template = TEMPLATE if revision is None else template_at(revision, renderer.directory)
-    answers = renderer.project.answers_in(tip or "HEAD")
+    first = tip or first_commit(project)
+    answers = renderer.project.answers_in(first)
     tree = renderer.tree(template, choose_answers(answers, [], template), tip)
     if tip is not None and git("rev-parse", f"{tip}^{{tree}}") == tree:
         return tip
     if revision is None:
-        renderer.require_alike(tip or first_commit(project), tree)
-    text = f"Render {project.slug} as it began\n\n{MARK} {version_of(template)}"
-    return renderer.commit(tree, [tip] if tip else [], text)
+        renderer.require_alike(first, tree)
+    parents = [tip] if tip else []
+    return renderer.commit_render(tree, parents, f"Render {project.slug} as it began", template)
 
 
-def make_plan(renderer: Renderer, tip: str | None, project: Project, options: Options) -> Plan:
+def find_base(project: Project, branch: str) -> tuple[str | None, list[str]]:
+    """Give the commit that HEAD's project was rendered as, if there is one; and what to go on from.
+
+    What was merged says it. The branch is asked where nothing was, as after a squash.
+
+    Raises:
+        Refused: the branch is of no use.
+    """
+    git = project.git
+    merged, tips = merged_renders(project), tips_of(project, branch)
+    heads = newest(git, merged + tips)
+    marked = [head for head in heads if is_marked(git, head)]
+    if marked != heads and (merged or len(heads) > 1):
+        raise Refused(
+            f"{branch}, here or at origin, has commits that this command did not make: take them "
+            "away, or name another with --branch"
+        )
+    ours = [head for head in marked if not is_merged_elsewhere(git, branch, head)]
+    if merged:
+        return merged[0], ours
+    return nearest(project, marked) if marked else next(iter(tips), None), ours
+
+
+def make_plan(project: Project, directory: Path, options: Options) -> Plan:
     """Render what the project was and what it is to be. Changes no branch and no file.
 
     Raises:
         Refused: the answers are, or the base is not what the project began with.
     """
-    git, objects = project.git, renderer.objects
+    git, branch = project.git, options.branch
     old = project.answers_in("HEAD")
     new = choose_answers(old, options.changes, TEMPLATE)
-    base = tip
-    if tip is None or not is_marked(git, tip):
-        base = begin(renderer, tip, project, options.revision)
+    base, ours = find_base(project, branch)
+    place = (place_in(base, project) if base else None) or project
+    renderer = Renderer(place, directory, place.is_whole_in(base or first_commit(project)))
+    if base is None or not is_marked(git, base):
+        base = begin(renderer, base, project, options.revision)
     elif options.revision is not None:
-        raise Refused(f"--from: {options.branch} knows what the project was: leave it out")
-    assert base is not None
-    head = git("rev-parse", "HEAD")
-    onto = head
-    if git.run("merge-base", head, base, **objects).returncode or base != tip:
-        text = f"Join the branch {options.branch}, which holds what the template renders"
-        onto = renderer.commit(f"{head}^{{tree}}", [head, base], text)
+        raise Refused(f"--from: {branch} knows what the project was: leave it out")
+    onto = git("rev-parse", "HEAD")
+    if not git.holds(onto, base):
+        text = f"Join the branch {branch}, which holds what the template renders"
+        onto = renderer.commit("HEAD^{tree}", [onto, base], text)
     tree = renderer.tree(TEMPLATE, new, base)
-    newest = base
-    if git("rev-parse", f"{base}^{{tree}}", **objects) != tree or not is_marked(git, base, objects):
-        text = f"Render {project.slug}: {words_of(old, new)}\n\n{MARK} {version_of(TEMPLATE)}"
-        newest = renderer.commit(tree, [base], text)
-    return Plan(renderer, old, new, base, onto, newest)
-
-
-def is_marked(git: Git, commit: str, objects: dict[str, str] | None = None) -> bool:
-    """Whether this script made the commit."""
-    return MARK in git("show", "--no-patch", "--format=%B", commit, **(objects or {}))
+    parents = newest(git, [base, *ours])
+    tip = parents[0]
+    if len(parents) > 1 or git("rev-parse", f"{tip}^{{tree}}") != tree or not is_marked(git, tip):
+        subject = f"Render {project.slug}: {words_of(old, new)}"
+        tip = renderer.commit_render(tree, parents, subject, TEMPLATE)
+    return Plan(renderer, old, new, base, onto, tip)
 
 
 def first_commit(project: Project) -> str:
@@ -534,7 +644,8 @@ def require_room(plan: Plan) -> None:
     """
     git = plan.renderer.project.git
     command = ["diff", "--no-renames", "--name-only", "--diff-filter=A", "-z"]
-    added = git.names(*command, plan.base, plan.tip, **plan.renderer.objects)
+    sides = (plan.onto, plan.foreseen[0]) if plan.foreseen else (plan.base, plan.tip)
+    added = git.names(*command, *sides)
     known = set(git.names("ls-files", "-z"))
     if lost := [name for name in added if name not in known and os.path.lexists(git.top / name)]:
         raise Refused(f"files that are not committed are in the way: {', '.join(lost)}")
@@ -553,29 +664,37 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv, namespace=Options())
     try:
-        git = Git(Path(Git(Path.cwd())("rev-parse", "--show-toplevel")))
-        require_ready(git, options.branch)
-        project = find_project(git, Path.cwd())
-        objects = git.top / git("rev-parse", "--git-path", "objects")
-        with tempfile.TemporaryDirectory(prefix="regenerate-") as name:
-            directory = Path(name)
-            environment = {}
-            if options.dry_run:
-                aside = directory / "objects"
-                aside.mkdir()
-                environment["GIT_OBJECT_DIRECTORY"] = str(aside)
-                environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(objects)
-            tip = find_tip(git, options.branch)
-            place = place_in(tip, project) if tip else project
-            is_whole = place.is_whole_in(tip or first_commit(project))
-            renderer = Renderer(place, directory, is_whole, environment)
-            plan = make_plan(renderer, tip, project, options)
-            require_room(plan)
-            is_clean = plan.show()
-            return int(not is_clean) if options.dry_run else plan.merge(options.branch)
-    except Refused as error:
+        return regenerate(options)
+    except (Refused, OSError) as error:
         print(f"Refused: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Interrupted, and nothing was changed", file=sys.stderr)
+        return 130
+
+
+def regenerate(options: Options) -> int:
+    """Do what the command line says; the exit code.
+
+    Raises:
+        Refused: nothing was changed.
+    """
+    git = Git(Path(Git(Path.cwd())("rev-parse", "--show-toplevel")))
+    require_ready(git, options.branch)
+    with tempfile.TemporaryDirectory(prefix="regenerate-") as name:
+        directory = Path(name)
+        if options.dry_run:
+            aside = directory / "objects"
+            aside.mkdir()
+            objects = json.dumps(str(git.top / git("rev-parse", "--git-path", "objects")))
+            git = git.having(
+                GIT_OBJECT_DIRECTORY=str(aside), GIT_ALTERNATE_OBJECT_DIRECTORIES=objects
+            )
+        project = find_project(git, Path.cwd())
+        plan = make_plan(project, directory, options)
+        require_room(plan)
+        is_clean = plan.show()
+        return int(not is_clean) if options.dry_run else plan.merge(options.branch)
 
 
 if __name__ == "__main__":

@@ -29,18 +29,22 @@ EDITS: dict[str, Edit] = {
     "pyproject.toml": put('version = "0.1.0"', 'version = "0.2.0"'),
 }
 
-# Each answer of a question that shapes the training, against the first of them.
+# Every two answers of each question that shapes the training.
 SWITCHES: list[tuple[str, Answer, Answer]] = [
     ("backend", "nccl", "gloo"),
     ("backend", "nccl", "mpi"),
+    ("backend", "gloo", "mpi"),
     ("nodes", "single", "multi"),
     ("cluster", "none", "slurm"),
     ("cluster", "none", "kubernetes"),
+    ("cluster", "slurm", "kubernetes"),
     ("amp", "bf16", "fp16"),
     ("amp", "bf16", "off"),
+    ("amp", "fp16", "off"),
     ("accumulation", True, False),
     ("checkpoint", "rank0", "per_rank"),
     ("checkpoint", "rank0", "sharded"),
+    ("checkpoint", "per_rank", "sharded"),
     ("ema", False, True),
 ]
 

@@ -1,11 +1,12 @@
 """Regenerating: the merge is what a fresh render would be with the user's edits in it."""
 
+import itertools
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.rendering import SLUG, Answer
+from tests.rendering import SLUG, Answer, complete
 from tests.update.edits import EDITS, SWITCHES, one_line_more, put
 from tests.update.projects import Repository, Workshop, edited, files_in
 
@@ -44,6 +45,24 @@ def test_edits_elsewhere_merge_silently(
     assert output.count("Conflict") == 0
     shown = repository.git("show", f"template:{TRAIN}")
     assert shown == (workshop.fresh({key: after}) / TRAIN).read_text().strip()
+
+
+def pairs() -> list[tuple[tuple[str, Answer], tuple[str, Answer]]]:
+    """Give every two answers of two questions that are not the first of their question."""
+    others = [(key, after) for key, before, after in SWITCHES if before == complete({})[key]]
+    return [(one, two) for one, two in itertools.combinations(others, 2) if one[0] != two[0]]
+
+
+@pytest.mark.parametrize(("one", "two"), pairs(), ids=lambda pair: words(*pair))
+@pytest.mark.update
+def test_two_answers_at_once(
+    workshop: Workshop, tmp_path: Path, one: tuple[str, Answer], two: tuple[str, Answer]
+) -> None:
+    repository = workshop.begin(tmp_path / "mine")
+    repository.edit(EDITS)
+    code, output = repository.regenerate(words(*one), words(*two))
+    assert code == 0, output
+    assert repository.contents() == edited(workshop.fresh(dict([one, two])), EDITS)
 
 
 def test_edit_in_a_changed_block_is_a_conflict(workshop: Workshop, tmp_path: Path) -> None:
@@ -176,6 +195,12 @@ def in_a_merge(repository: Repository) -> str:
     return "a merge is under way"
 
 
+def in_a_cherry_pick(repository: Repository) -> str:
+    head = repository.git("rev-parse", "HEAD")
+    (repository.path / ".git" / "CHERRY_PICK_HEAD").write_text(f"{head}\n")
+    return "a cherry-pick is under way: finish it, or git cherry-pick --abort"
+
+
 def on_the_branch(repository: Repository) -> str:
     repository.git("switch", "--quiet", "--create", "template")
     return "template is checked out"
@@ -207,7 +232,7 @@ def went_apart(repository: Repository) -> str:
     repository.git("update-ref", "refs/remotes/origin/template", "HEAD")
     tree = repository.git("rev-parse", "HEAD^{tree}")
     repository.git("branch", "template", repository.git("commit-tree", "-m", "Other", tree))
-    return "template and origin/template have gone different ways"
+    return "template, here or at origin, has commits that this command did not make"
 
 
 def edited_before_the_branch(repository: Repository) -> str:
@@ -230,6 +255,7 @@ def edited_before_the_first_commit(repository: Repository) -> str:
         dirty,
         staged,
         in_a_merge,
+        in_a_cherry_pick,
         on_the_branch,
         in_the_way,
         in_the_way_and_ignored,
