@@ -5,16 +5,16 @@ python -m {{ cookiecutter.project_slug }}.parity --config FILE [--processes N] [
 Each cause of a difference is switched off and on, so that what is said of it is measured.
 """
 
-import math
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .config import Config, samples_per_forward
 from .engine.cli import EXIT_REFUSED, parse_settings
@@ -22,24 +22,13 @@ from .engine.explain import one_line
 from .engine.launch import Refused, is_launched
 from .engine.processes import outcomes
 from .engine.rundir import PACKAGE
+from .parity_report import CAUSES, Comparison, Result, explanation, table
 from .rules import check_values
 
-if TYPE_CHECKING:
-    from .parity_ranks import Findings, Trace
-
-EQUAL = 1e-7
-"""Relative difference that float64 does not reach by rounding in a few steps."""
-FLOAT32 = 1e-4
-"""Relative difference that float32 does not reach by rounding in its first step."""
+EXIT_STOPPED = 128 + signal.SIGINT
 LONGEST_S = 24 * 3600.0
-
-CAUSES = {
-    "rounding": "sums in another order, in few bits: nothing to mend",
-    "comm_hook": "ddp.comm_hook sends gradients less exactly",
-    "draws": "each forward draws random numbers of its own (dropout): as it should be",
-    "statistics": "BatchNorm takes its statistics of what one process forwards at once: GroupNorm "
-    "or LayerNorm would not, and SyncBatchNorm takes them over all processes",
-}
+GRACE_S = 10.0
+"""What the others have, to say why, when a process has failed."""
 
 
 @dataclass(frozen=True)
@@ -102,72 +91,21 @@ def without(config: Config, off: frozenset[str]) -> Config:
 
 
 def on_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
-    """What a function of `parity_ranks` returns on each rank.
+    """What a function returns on each rank.
 
     Raises:
         Refused: by a rank, in its words.
         RuntimeError: a rank failed.
     """
-    ended = outcomes(function, world_size, *args, timeout_s=LONGEST_S)
+    ended = outcomes(function, world_size, *args, timeout_s=LONGEST_S, grace_s=GRACE_S)
     refused = [rank.output for rank in ended if rank.exit_code == EXIT_REFUSED]
     if refused:
         raise Refused(refused[0].strip().splitlines()[-1].removeprefix(f"{PACKAGE}: "))
     if any(rank.exit_code != 0 for rank in ended):
-        text = "\n".join(f"--- rank {r}: {e.exit_code}\n{e.output}" for r, e in enumerate(ended))
+        ends = ["killed" if e.exit_code is None else f"exit code {e.exit_code}" for e in ended]
+        text = "\n".join(f"--- rank {r}: {ends[r]}\n{e.output}" for r, e in enumerate(ended))
         raise RuntimeError(f"of {world_size} process(es), not all came to the end\n{text}")
     return [rank.value for rank in ended]
-
-
-@dataclass
-class Comparison:
-    """One process beside several."""
-
-    one: "Trace"
-    ranks: "list[Trace]"
-
-    def gaps(self) -> list[tuple[float, ...]]:
-        """Of each step the relative differences of loss, gradient norm and weights.
-
-        The largest of all ranks; weights relative to how far they have moved.
-        """
-        return [
-            tuple(max(gap) for gap in zip(*(rank.gaps(one) for rank in ranks), strict=True))
-            for one, *ranks in zip(self.one.steps, *(r.steps for r in self.ranks), strict=True)
-        ]
-
-    def largest(self) -> tuple[float, ...]:
-        """The largest of each, over all steps."""
-        return tuple(max(gaps) for gaps in zip(*self.gaps(), strict=True))
-
-    def first(self) -> int | None:
-        """The first step at which they differ by more than rounding in float64."""
-        return next((step for step, gap in enumerate(self.gaps()) if not max(gap) <= EQUAL), None)
-
-
-@dataclass
-class Result:
-    """All comparisons, each with some causes switched off."""
-
-    findings: "Findings"
-    causes: tuple[str, ...]
-    """Those that there may be."""
-    by_off: dict[frozenset[str], Comparison]
-    again: Comparison
-    """One process, and one process once more."""
-
-    @property
-    def configured(self) -> Comparison:
-        """With nothing switched off."""
-        return self.by_off[frozenset()]
-
-    @property
-    def bare(self) -> Comparison:
-        """With all of them switched off."""
-        return self.by_off[frozenset(self.causes)]
-
-    def alone(self, cause: str) -> Comparison:
-        """With all others switched off."""
-        return self.by_off[frozenset(self.causes) - {cause}]
 
 
 def compare(config: Config, processes: int, steps: int) -> Result:
@@ -177,9 +115,12 @@ def compare(config: Config, processes: int, steps: int) -> Result:
         Refused: what a training would refuse.
         RuntimeError: a process failed.
     """
-    from . import parity_ranks as ranks  # torch takes seconds, which a mistake need not wait for
+    # torch takes seconds, which a mistake need not wait for.
+    from . import parity_look, parity_ranks
 
-    [findings] = on_ranks(ranks.look, 1, without(at_once(config), frozenset({"rounding"})))
+    on_ranks(parity_ranks.meet, processes, config)  # or be refused before time is spent
+    exact = without(at_once(config), frozenset({"rounding"}))
+    [findings] = on_ranks(parity_look.look, 1, exact)
     is_there = {
         "rounding": without(config, frozenset({"rounding"})) != config,
         "comm_hook": config.ddp.comm_hook != "none",
@@ -189,13 +130,15 @@ def compare(config: Config, processes: int, steps: int) -> Result:
     causes = tuple(cause for cause in CAUSES if is_there[cause])
     every = frozenset(causes)
     offs = list(dict.fromkeys([frozenset(), every, *(every - {cause} for cause in causes)]))
-    runs = [ranks.Run(without(config, off), off) for off in offs]
+    runs = [parity_ranks.Run(without(config, off), off) for off in offs]
     alone = [replace(run, config=at_once(run.config)) for run in runs]
     with tempfile.TemporaryDirectory() as directory:
-        kept = partial(ranks.trace_all, is_kept=True)
-        compared = partial(ranks.trace_all, is_kept=False)
+        kept = partial(parity_ranks.trace_all, is_kept=True)
+        compared = partial(parity_ranks.trace_all, is_kept=False)
+        say(f"one process: {len(runs) + 1} trainings of {steps} steps")
         [ones] = on_ranks(kept, 1, alone, steps, Path(directory))
         [again] = on_ranks(compared, 1, alone[:1], steps, Path(directory))
+        say(f"{processes} processes: {len(runs)} trainings of {steps} steps")
         many = on_ranks(compared, processes, runs, steps, Path(directory))
     comparisons = {
         off: Comparison(one, [rank[number] for rank in many])
@@ -204,97 +147,31 @@ def compare(config: Config, processes: int, steps: int) -> Result:
     return Result(findings, causes, comparisons, Comparison(ones[0], again))
 
 
-def columns(gaps: Sequence[float]) -> str:
-    """The differences of loss, gradient norm and weights as columns of a table."""
-    return "".join(f"{gap:>10.1e}" for gap in gaps)
-
-
-def table(result: Result) -> list[str]:
-    """Each step as it is configured: both losses, and how far the two are apart."""
-    shown = result.configured
-    several = f"{len(shown.ranks)} processes"
-    lines = [f"step   one process  {several:>12}      loss  gradient   weights"]
-    rows = zip(shown.one.steps, shown.ranks[0].steps, shown.gaps(), strict=True)
-    for number, (one, other, gaps) in enumerate(rows):
-        losses = f"{one.loss:>12.7g}  {other.loss:>12.7g}" if number else f"{'':>26}"
-        lines.append(f"{number:>4}  {losses}{columns(gaps)}")
-    return lines
-
-
-def explanation(result: Result) -> tuple[list[str], bool]:
-    """What makes the difference, as measured, and whether that is all of it."""
-    parted = result.configured.first()
-    if parted is None:
-        return ["equal within the rounding of float64"], True
-    rows = {"all as it is configured": result.configured}
-    if len(result.causes) > 1:
-        rows.update({f"{cause} alone": result.alone(cause) for cause in result.causes})
-    rows.update({", ".join(f"no {cause}" for cause in result.causes): result.bare})
-    rows.update({"one process once more": result.again})
-    lines = [f"they part at step {parted}; the largest differences, with"]
-    lines += [f"  {name:<30}{columns(one.largest())}" for name, one in rows.items() if name]
-    if result.bare.first() is not None:
-        return [*lines, "not explained:", *(f"  {hint}" for hint in hints(result))], False
-    guilty = [cause for cause in result.causes if result.alone(cause).first() is not None]
-    lines.append("explained: without these they are equal within the rounding of float64")
-    return [*lines, *(f"  {cause}: {CAUSES[cause]}" for cause in guilty)], True
-
-
-def hints(result: Result) -> list[str]:
-    """Where to look for what no cause explains; what was found to be wrong, if anything was."""
-    found = result.findings
-    bare = result.bare
-    whole, halves, again = found.loss
-    lines = []
-    samples = bare.one.samples
-    other = [i for rank in bare.ranks for i, got in rank.samples.items() if got != samples.get(i)]
-    if other:
-        lines.append(f"data.py: sample {min(other)} is another one in another process")
-    if bare.first() == 0:
-        lines.append("model.py: build_model depends on something beside its settings and the seed")
-    if found.targets[0] != found.targets[1]:
-        lines.append(
-            f"task.py: num_targets of {found.size} samples is {found.targets[0]}, of their halves "
-            f"{found.targets[1]} in all"
-        )
-    if not math.isclose(whole, again, rel_tol=EQUAL):
-        lines.append(
-            f"the same {found.size} samples give a loss of {whole:.7g}, and then of {again:.7g}: "
-            "something is kept from one forward to the next, or drawn where no seed reaches"
-        )
-    elif not math.isclose(whole, halves, rel_tol=EQUAL):
-        lines.append(
-            f"task.py: loss_sum of {found.size} samples is {whole:.7g}, of their halves "
-            f"{halves:.7g} in all: a mean in place of a sum, or samples that see each other"
-        )
-    if lines:
-        return lines
-    first = bare.gaps()[1]
-    if max(first[:2]) < FLOAT32:
-        return [
-            "as little as float32 rounds: something in your files computes in it, whatever type "
-            "the weights have (.float(), a dtype)"
-        ]
-    return ["no reason found: look for what depends on the rank, or on the number of processes"]
+def say(text: str) -> None:
+    """Say something that is no result."""
+    print(f"{PACKAGE}: {text}", file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare and print; the exit code: 0 explained, 1 not explained, 2 refused."""
+    """Compare and print; the exit code: 0 explained, 1 not or failed, 2 refused, 130 stopped."""
     try:
         config, processes, steps = parse(sys.argv[1:] if argv is None else argv)
         share = max(1, (os.cpu_count() or 1) // processes)
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
         result = compare(config, processes, steps)
     except Refused as error:
-        print(f"{PACKAGE}: {one_line(str(error))}", file=sys.stderr)
+        say(one_line(str(error)))
         return EXIT_REFUSED
     except RuntimeError as error:
-        print(f"{PACKAGE}: {error}", file=sys.stderr)
+        say(str(error))
         return 1
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
     lines, is_explained = explanation(result)
     print("\n".join([*table(result), *lines]))
     return 0 if is_explained else 1
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leaves nothing behind
     sys.exit(main())

@@ -1,7 +1,6 @@
 """Engine: what each process of `parity.py` does: some steps of your training, and notes of them."""
 
 import math
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,16 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import default_collate
 
-from . import data, task, train
+from . import data, train
 from .config import Config, find_place, samples_per_forward
 from .engine import ddp, keyed, prepare
 from .engine.cli import EXIT_REFUSED
@@ -28,9 +25,9 @@ from .engine.digest import digest
 from .engine.distributed import World, process_group
 from .engine.explain import one_line
 from .engine.launch import Refused
-from .engine.loader import Batch, BatchStream, KeyedDataset, Samples, build_loaders
+from .engine.loader import BatchStream, Samples, build_loaders
 from .engine.rundir import PACKAGE
-from .engine.sampler import Plan, epoch_order
+from .engine.sampler import Plan
 from .engine.state import Job
 
 T = TypeVar("T")
@@ -77,21 +74,6 @@ class Trace:
     """The first one is the state before any step."""
     samples: dict[int, str] = field(default_factory=dict)
     """Digests of the samples that it loaded, by their index."""
-
-
-@dataclass
-class Findings:
-    """What your model and task do with some samples in one process, in float64."""
-
-    size: int
-    draws: bool
-    """A forward draws random numbers."""
-    statistics: bool
-    """The model has a BatchNorm."""
-    loss: tuple[float, float, float]
-    """`loss_sum` of all samples, of their halves added up, and of all of them once more."""
-    targets: tuple[int, int]
-    """`num_targets` of all samples, and of their halves added up."""
 
 
 class SameDraws(TorchDispatchMode):
@@ -150,8 +132,7 @@ def trace_all(
     """
     traces = []
     for number, run in enumerate(runs):
-        meeting = replace(run.config.rendezvous, init_method=f"{init_method}-{number}")
-        met = replace(run, config=replace(run.config, rendezvous=meeting))
+        met = replace(run, config=meeting_at(run.config, f"{init_method}-{number}"))
         file = partial(weights_file, directory, number)
         traces.append(answering(partial(trace, met, steps, file, is_kept=is_kept)))
     return traces
@@ -246,53 +227,17 @@ def hold_statistics(module: nn.Module) -> None:
             part.eval()
 
 
-def look(_init_method: str, config: Config) -> Findings:
-    """Forward the first samples of the training together, in halves, and once more together."""
+def meet(init_method: str, config: Config) -> None:
+    """Meet as in a training, and leave; what stands against it is refused. Collective."""
 
-    def inspect() -> Findings:
-        launch, alone = find_place(config)
-        with process_group(launch, alone) as world:
-            return find(alone, world)
+    def join() -> None:
+        launch, run_config = find_place(meeting_at(config, init_method))
+        with process_group(launch, run_config):
+            pass
 
-    return answering(inspect)
-
-
-def find(config: Config, world: World) -> Findings:
-    """The findings, in a single process."""
-    train_set, _ = prepare.build_datasets(data, config.data, world)
-    samples = KeyedDataset(train_set, config.seed, "training")
-    order = epoch_order(config.seed, 0, len(train_set))[: config.global_batch_size].tolist()
-    loaded = [samples[0, index] for index in order]
-    half = len(loaded) // 2
-    collate = getattr(data, "collate", None) or default_collate
-    whole, *parts = [collate(some) for some in (loaded, loaded[:half], loaded[half:]) if some]
-    state = train.build_state(config, world)
-    plan = Plan(len(train_set), len(loaded), len(loaded), 1)
-    job = Job(config, world, plan, state, model=state.module)
-    draws = is_drawing(job, whole)
-    hold_statistics(state.module)
-    with same_draws(), torch.no_grad():
-        losses = [train.forward_loss(job, b, job.model).item() for b in (whole, *parts, whole)]
-    return Findings(
-        size=len(loaded),
-        draws=draws,
-        statistics=any(isinstance(part, _BatchNorm) for part in state.module.modules()),
-        loss=(losses[0], sum(losses[1:-1]), losses[-1]),
-        targets=(task.num_targets(whole), sum(map(task.num_targets, parts))),
-    )
+    answering(join)
 
 
-def is_drawing(job: Job, batch: Batch) -> bool:
-    """Whether a forward draws from a generator that is seeded before it."""
-    keyed.seed_forward(job.config.seed, 0, 0, 0, job.world.device)
-    before = generators(job.world.device)
-    train.forward_loss(job, batch, job.model)
-    return generators(job.world.device) != before
-
-
-def generators(device: torch.device) -> str:
-    """A digest of the states of all generators."""
-    states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
-    if device.type != "cpu":
-        states.append(torch.get_device_module(device).get_rng_state(device))
-    return digest(states)
+def meeting_at(config: Config, init_method: str) -> Config:
+    """The settings of processes that find each other there."""
+    return replace(config, rendezvous=replace(config.rendezvous, init_method=init_method))

@@ -3,6 +3,7 @@
 A rank takes about 0.3 s this way, where a launcher takes 6 to 10 s to import torch again.
 """
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,16 @@ class Outcome:
 
 
 def outcomes(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 60.0,
+    grace_s: float = math.inf,
 ) -> list[Outcome]:
     """Call `function(init_method, *args)` on `world_size` ranks; what became of each, by rank.
 
     The function must be importable by its name. `init_method` is for `rendezvous`.
+    A rank that fails leaves the others `grace_s`. None is left behind, whatever happens.
     """
     context = _forkserver()
     with tempfile.TemporaryDirectory() as directory:
@@ -46,9 +53,12 @@ def outcomes(
             )
             for rank in range(world_size)
         ]
-        for process in ranks:
-            process.start()
-        _wait(ranks, timeout_s)
+        try:
+            for process in ranks:
+                process.start()
+            _wait(ranks, timeout_s, grace_s)
+        finally:
+            _kill(ranks)
         return [_outcome(Path(directory), rank, process) for rank, process in enumerate(ranks)]
 
 
@@ -59,12 +69,20 @@ def _forkserver() -> ForkServerContext:
     return context
 
 
-def _wait(ranks: list[ForkServerProcess], timeout_s: float) -> None:
+def _wait(ranks: list[ForkServerProcess], timeout_s: float, grace_s: float) -> None:
     deadline = time.monotonic() + timeout_s
+    running = {process.sentinel: process for process in ranks}
+    while running and (left := deadline - time.monotonic()) > 0:
+        for sentinel in wait(list(running), left):
+            assert isinstance(sentinel, int)
+            if running.pop(sentinel).exitcode != 0:
+                deadline = min(deadline, time.monotonic() + grace_s)
+
+
+def _kill(ranks: list[ForkServerProcess]) -> None:
+    """End those that still run; their exit code stays unknown."""
     for process in ranks:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in ranks:
-        if process.exitcode is None:
+        if process.pid is not None and process.exitcode is None:
             process.kill()
 
 

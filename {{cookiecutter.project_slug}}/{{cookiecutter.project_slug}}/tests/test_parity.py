@@ -2,17 +2,23 @@
 
 import os
 import re
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
-from .. import parity, parity_ranks, train
+from .. import parity, parity_look, parity_ranks, train
 from ..config import Config
 from ..engine.loader import Batch
+from ..parity_report import Result, explanation, table
 from .harness import Outcome, outcomes
 from .scenario import set_config
 from .toy import Toy, ToyNet, loss_sum, num_targets, put
@@ -47,13 +53,16 @@ class Mistaken:
             put(yours.task, loss_sum=mean_loss)
         elif self.mistake == "targets":
             put(yours.task, num_targets=padded_targets)
-        elif self.mistake == "kept":
-            put(train, build_model=lambda _: Counting(self.toy))
+        elif self.mistake in MODELS:
+            put(train, build_model=lambda _: MODELS[self.mistake](self.toy))
+        elif self.mistake == "NaN":
+            put(yours.task, loss_sum=lambda *given: loss_sum(*given) * torch.nan)
         elif self.mistake == "samples":
             sets = self.toy.build_datasets()
             sets[0].inputs += os.getpid() % 1000 / 1000
             put(yours.data, build_datasets=lambda _: sets)
-        put(parity_ranks, data=yours.data, task=yours.task)
+        put(parity_ranks, data=yours.data)
+        put(parity_look, data=yours.data, task=yours.task)
 
 
 class Counting(ToyNet):
@@ -67,6 +76,30 @@ class Counting(ToyNet):
         """Predictions, as many times as it was called."""
         self.count += 1
         return super().forward(inputs) * self.count
+
+
+class Drawing(ToyNet):
+    """Adds noise from a generator of its own."""
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(toy)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Predictions from other inputs in each forward."""
+        noise = torch.randn(inputs.shape, generator=self.generator, dtype=inputs.dtype)
+        return super().forward(inputs + noise)
+
+
+class DrawingInNumPy(ToyNet):
+    """Adds noise that no mode of torch sees."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Predictions from inputs that NumPy has changed."""
+        return super().forward(inputs + torch.tensor(np.random.rand(*inputs.shape)))
+
+
+MODELS = {"kept": Counting, "unseeded": Drawing, "NumPy": DrawingInNumPy}
 
 
 def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -85,14 +118,14 @@ def prepared(task: Mistaken, function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-Compare = Callable[..., parity.Result]
+Compare = Callable[..., Result]
 
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
     """`parity.compare`, of a toy task and with some settings changed."""
 
-    def compare(task: Mistaken, **changes: Any) -> parity.Result:
+    def compare(task: Mistaken, **changes: Any) -> Result:
         def outcomes_of_toy(function: Any, *args: Any, **named: Any) -> list[Outcome]:
             return outcomes(partial(prepared, task, function), *args, **{**named, "timeout_s": 60})
 
@@ -102,17 +135,17 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
     return compare
 
 
-def said(result: parity.Result) -> str:
+def said(result: Result) -> str:
     """The explanation in one text."""
-    return "\n".join(parity.explanation(result)[0])
+    return "\n".join(explanation(result)[0])
 
 
 def test_equal_trainings_are_equal(compare: Compare) -> None:
     result = compare(Mistaken(Toy(is_ragged=True)))
     assert result.causes == ()
     assert result.configured.one.steps[STEPS].moved > 0
-    assert parity.explanation(result) == (["equal within the rounding of float64"], True)
-    steps = parity.table(result)
+    assert explanation(result) == (["equal within the rounding of float64"], True)
+    steps = table(result)
     assert [line.split()[0] for line in steps] == ["step", "0", "1", "2"]
 
 
@@ -133,7 +166,7 @@ def test_cause_is_measured(
     assert list(result.causes) == causes
     assert max(result.bare.largest()) < 1e-9
     assert max(result.alone(causes[0]).largest()) > 1e-8
-    assert parity.explanation(result)[1]
+    assert explanation(result)[1]
     if result.configured.first() is not None:
         assert result.configured.first() == 1
         assert f"  {causes[0]}: " in said(result)
@@ -153,12 +186,14 @@ def test_causes_are_told_apart(compare: Compare) -> None:
         ("a mean", r"loss_sum of 16 samples is \S+, of their halves \S+ in all: a mean in place"),
         ("targets", r"num_targets of 16 samples is (\d+), of their halves (?!\1\b)\d+ in all"),
         ("kept", "something is kept from one forward to the next"),
+        ("unseeded", r"give a loss of \S+, and then of \S+: drawn where no seed reaches"),
+        ("NumPy", r"of their halves .*, or what random and numpy draw, which can't be held still"),
         ("samples", r"data.py: sample \d+ is another one in another process"),
     ],
 )
 def test_mistake_is_found(compare: Compare, mistake: str, hint: str) -> None:
     result = compare(Mistaken(Toy(dropout=0.5, is_masked=True), mistake))
-    lines, is_explained = parity.explanation(result)
+    lines, is_explained = explanation(result)
     assert not is_explained
     assert re.search(rf"^not explained:\n(.*\n)*.*{hint}", "\n".join(lines), re.MULTILINE)
 
@@ -179,6 +214,65 @@ def test_nonsense_is_refused(
     said = capsys.readouterr().err
     assert expected in said
     assert said.count("\n") == 1
+
+
+def test_training_that_stands_still_is_not_called_equal(compare: Compare) -> None:
+    result = compare(Mistaken(mistake="NaN"))
+    assert result.configured.first() is None
+    [line], is_explained = explanation(result)
+    assert line.startswith("no weight has moved")
+    assert not is_explained
+
+
+def stand_still(_init_method: str, failing: int) -> None:
+    """One rank fails, the others wait for what never comes."""
+    if int(os.environ["RANK"]) == failing:
+        raise ValueError("as if a file were missing")
+    time.sleep(600)
+
+
+def test_rank_that_fails_does_not_leave_the_others_waiting() -> None:
+    began = time.monotonic()
+    waiting, failed = outcomes(stand_still, 2, 1, timeout_s=300.0, grace_s=1.0)
+    assert time.monotonic() - began < 60
+    assert (waiting.exit_code, failed.exit_code) == (None, 1)
+    assert "as if a file were missing" in failed.output
+
+
+def interrupt(_init_method: str, process: int, file: Path) -> None:
+    """Press Ctrl-C in a process, and go on."""
+    file.write_text(str(os.getpid()))
+    os.kill(process, signal.SIGINT)
+    time.sleep(600)
+
+
+def test_interrupt_leaves_no_process_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Any:
+        return outcomes(interrupt, 1, os.getpid(), tmp_path / "pid", timeout_s=300.0)
+
+    monkeypatch.setattr(parity, "on_ranks", interrupted)
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert parity.main(["--device", "cpu"]) == parity.EXIT_STOPPED
+    finally:
+        signal.signal(signal.SIGINT, heard)
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):  # until the server of forks has noticed
+        if not is_running(pid):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"process {pid} goes on")
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_refusal_of_a_rank_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
