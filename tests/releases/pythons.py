@@ -17,9 +17,11 @@ RENDERING = ("3.10", "3.11", "3.12", "3.13", "3.14")
 def find(release: str) -> str | None:
     """Find a Python of this release that can make environments: on PATH, or where pyenv has it."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    found = [*pyenv.glob(f"versions/{release}.*/bin/python"), shutil.which(f"python{release}")]
+    found = [*pyenv.glob(f"versions/{release}.*/bin/python")]
+    if (on_path := shutil.which(f"python{release}")) is not None:
+        found.append(Path(on_path))
     code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
-    for path in filter(None, found):
+    for path in found:
         result = run(path, "-c", code)
         if (result.returncode, result.stdout.strip()) == (0, release):
             return str(path)

@@ -43,7 +43,7 @@ def lowest(required: list[str]) -> Pins:
     found = [re.fullmatch(r"([\w-]+)(?:>=|==)([\d.]+)", one) for one in required]
     unbounded = [one for one, match in zip(required, found, strict=True) if not match]
     assert not unbounded
-    return dict(match.groups() for match in found if match)
+    return {match[1]: match[2] for match in found if match}
 
 
 def test_every_dependency_has_a_lowest_release_and_a_project_that_tries_it(tmp_path: Path) -> None:
