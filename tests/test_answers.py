@@ -31,39 +31,19 @@ from tests.rendering import (
 
 TOO_LONG = "a" * 41
 
+# All that are refused: tests/test_hostile_answers.py.
 SLUGS = [
     "../x",
-    "a/b",
     "/absolute",
     ".",
-    "a-b",
-    "a b",
-    "1a",
-    "_a",
-    "Upper",
-    "é",
     "x\n",
-    "a",
     TOO_LONG,
     "a" * 300,
-    "../" * 3 + "x/y",
-    "a\\b",
-    "ends_",
     "import",
-    "None",
     "os",
-    "json",
     "torch",
-    "numpy",
-    "sklearn",
-    "pyyaml",
-    "cgi",
     "con",
-    "com1",
     "tests",
-    "runs",
-    "makefile",
-    "node_modules",
 ]
 
 

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 import tomllib
@@ -22,7 +23,7 @@ from unittest import mock
 
 import pytest
 import yaml
-from cookiecutter.exceptions import FailedHookException
+from cookiecutter.exceptions import CookiecutterException, FailedHookException
 from cookiecutter.main import cookiecutter
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -90,11 +91,13 @@ BAD_TEXTS = [
 JINJA = ["{{ 7*7 }}", "{{ nosuch }}", "{% raw", "{%", "{{", "{#", "{{ '{%' }}", "{# gone #}seen"]
 GOOD_SLUGS = ["ok", "a_1", "zebra_9", "a" * 40, "engine", "train", "a__b"]
 BAD_SLUGS = [
-    *("../x", "a/b", "/absolute", ".", "..", "a-b", "a b", "1a", "_a", "Upper", "é", "x\n", "\x00"),
-    *("a", "a" * 41, "a" * 200, "a" * 300, "é" * 130, "a\\b", "c:x", "$HOME", "%", "</x>", "🙂"),
-    *("con", "nul", "aux", "prn", "com1", "lpt9", "import", "None", "async", "os", "json", "imp"),
-    *("torch", "numpy", "sklearn", "yaml", "pyyaml", "scikit_learn", "tests", "runs", "build"),
-    *("a__", "ab_", "makefile", "node_modules", "sitecustomize"),
+    *("../x", "../" * 3 + "x/y", "a/b", "/absolute", "a\\b", "c:x", ".", "..", "", "x\n", "\x00"),
+    *("a-b", "a b", "1a", "_a", "Upper", "é", "$HOME", "%", "</x>", "🙂", "a__", "ends_"),
+    *("a", "a" * 41, "a" * 200, "a" * 300, "é" * 130),
+    *("con", "nul", "aux", "prn", "com1", "lpt9", "import", "None", "async"),
+    *("os", "json", "cgi", "imp", "tomllib", "annotationlib", "sitecustomize"),
+    *("torch", "numpy", "sklearn", "yaml", "pyyaml", "scikit_learn"),
+    *("build", "makefile", "node_modules", "runs", "test", "tests"),
 ]
 YES = ["true", "yes", "y", "on", "1", "True"]
 NO = ["false", "no", "n", "off", "0", "False"]
@@ -430,11 +433,38 @@ def _refusal(way: str, answers: dict[str, Any], dest: Path) -> str:
     with (
         in_one_process(),
         mock.patch.object(tempfile, "tempdir", str(dest)),
-        pytest.raises((FailedHookException, ValueError)) as refusal,
+        pytest.raises((CookiecutterException, LookupError, ValueError)) as refusal,
     ):
         ALL_WAYS[way](answers, dest)
     assert not files_of(dest / "out")
     return str(refusal.value)
+
+
+@pytest.mark.parametrize("slug", BAD_SLUGS, ids=repr)
+def test_a_bad_name_is_refused(slug: str, tmp_path: Path) -> None:
+    words = _refusal("words", {SLUG: slug}, tmp_path)
+    is_path = len(slug) > 60 or not slug.isprintable() or {*"/\\:"} & {*slug}
+    if is_path:  # before cookiecutter makes a directory of it
+        assert f"project_slug {slug!r} is no import name" in words.replace("\\\\", "\\")
+        assert not list((tmp_path / "out").iterdir())
+    elif slug in {".", "..", ""}:
+        assert words.endswith("already exists")
+    else:
+        assert re.fullmatch(rf"ERROR: project_slug {re.escape(repr(slug))} .*\.", words)
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS, ids=repr)
+@pytest.mark.parametrize("key", TEXTS)
+def test_a_bad_text_is_refused(key: str, text: str, tmp_path: Path) -> None:
+    words = _refusal("words", {SLUG: "ok", key: text}, tmp_path)
+    assert re.fullmatch(rf"ERROR: {key} .*(at least one character|line of printable text)\.", words)
+
+
+@pytest.mark.parametrize("tag", ["{{", "{%", "{#"])
+@pytest.mark.parametrize("key", TEXTS)
+def test_a_tag_that_is_left_is_refused(key: str, tag: str, tmp_path: Path) -> None:
+    words = _refusal("words", {SLUG: "ok", key: f"{{{{ '{tag}' }}}}"}, tmp_path)
+    assert words == f"ERROR: {key} {tag!r} holds a tag of the template engine, leave it out."
 
 
 @pytest.mark.parametrize("way", ["file", "global", "replay"])
