@@ -4,8 +4,8 @@
     python TEMPLATE/scripts/regenerate.py [--dry-run] [KEY=ANSWER …]
 
 Called anywhere in the project's repository. What the template renders goes to the branch
-`template`, which holds nothing else; git merges it. Exit codes: 0 merged, 1 there are conflicts
-to resolve, 2 refused, and nothing was changed. Needs git, and cookiecutter on the PATH.
+`template`, which holds nothing else; git merges it. Exit codes: 0 merged, 1 the merge is for you
+to finish, 2 refused, and nothing was changed. Needs git, and cookiecutter on the PATH.
 """
 
 import argparse
@@ -64,8 +64,7 @@ class Git:
         return subprocess.run(
             ["git", *flags, *words],
             cwd=self.top,
-            # A directory may be called `:tools` or `[a]`.
-            env=os.environ | {"GIT_LITERAL_PATHSPECS": "1"} | self.environment,
+            env=os.environ | self.environment,
             input=stdin,
             capture_output=True,
             encoding="utf-8",
@@ -309,7 +308,18 @@ class Renderer:
         if target == ".":
             return files
         git("read-tree", base or "--empty")
-        remove = ("rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch", "--", self.place)
+        # A directory may be called `:tools` or `[a]`.
+        remove = (
+            "--literal-pathspecs",
+            "rm",
+            "-r",
+            "-q",
+            "-f",
+            "--cached",
+            "--ignore-unmatch",
+            "--",
+            self.place,
+        )
         git(*remove, settings=RENDERING)
         git("read-tree", f"--prefix={target}/", files)
         return git("write-tree")
@@ -444,11 +454,11 @@ def is_merged_elsewhere(git: Git, branch: str, tip: str) -> bool:
 def nearest(project: Project, tips: list[str]) -> str:
     """Give the render with HEAD's answers that differs from it in the fewest lines."""
     git = project.git
-    answers = project.answers_in("HEAD")
+    answers, where = project.answers_in("HEAD"), str(project.package)
 
     def distance(commit: str) -> tuple[bool, int]:
         place = place_in(commit, project) or project
-        stat = git("diff", "--shortstat", commit, "HEAD", "--", str(project.package))
+        stat = git("--literal-pathspecs", "diff", "--shortstat", commit, "HEAD", "--", where)
         return place.answers_in(commit) != answers, sum(map(int, re.findall(r"\d+", stat)))
 
     return min((c for c in git("rev-list", *tips).split() if is_marked(git, c)), key=distance)
@@ -532,7 +542,7 @@ class Plan:
             print("Resolve the conflicts, then git add and git commit; or git merge --abort")
         else:
             print(
-                "Merged, but not committed, for the reason above: git commit; or git merge --abort"
+                "Merged, but not committed for the reason above: git commit, or git merge --abort"
             )
         return 1
 
@@ -633,7 +643,9 @@ def make_plan(project: Project, directory: Path, options: Options) -> Plan:
 def first_commit(project: Project) -> str:
     """Give the commit with which the project came into the repository."""
     file = str(project.package / ANSWERS_FILE)
-    return project.git("log", "--diff-filter=A", "--format=%H", "--", file).split()[-1]
+    return project.git(
+        "--literal-pathspecs", "log", "--diff-filter=A", "--format=%H", "--", file
+    ).split()[-1]
 
 
 def require_room(plan: Plan) -> None:
