@@ -4,8 +4,8 @@
     python TEMPLATE/scripts/regenerate.py [--dry-run] [KEY=ANSWER …]
 
 Called anywhere in the project's repository. What the template renders goes to the branch
-`template`, which holds nothing else; git merges it. Exit codes: 0 merged, 1 there are conflicts
-to resolve, 2 refused, and nothing was changed. Needs git, and cookiecutter on the PATH.
+`template`, which holds nothing else; git merges it. Exit codes: 0 merged, 1 the merge is for you
+to finish, 2 refused, and nothing was changed. Needs git, and cookiecutter on the PATH.
 """
 
 import argparse
@@ -29,6 +29,9 @@ if sys.version_info < (3, 10):  # noqa: UP036
 
 TEMPLATE = Path(__file__).resolve().parent.parent
 ANSWERS_FILE = "cookiecutter.yaml"
+
+# The template's own: where it was unpacked into another repository, that one is not meant.
+HISTORY = f"--git-dir={TEMPLATE / '.git'}"
 
 # In the message of each commit that this script makes on the branch: it holds a pure render. A
 # commit that was amended, rebased or squashed has the line still, but is another tree.
@@ -64,8 +67,7 @@ class Git:
         return subprocess.run(
             ["git", *flags, *words],
             cwd=self.top,
-            # A directory may be called `:tools` or `[a]`.
-            env=os.environ | {"GIT_LITERAL_PATHSPECS": "1"} | self.environment,
+            env=os.environ | self.environment,
             input=stdin,
             capture_output=True,
             encoding="utf-8",
@@ -309,7 +311,18 @@ class Renderer:
         if target == ".":
             return files
         git("read-tree", base or "--empty")
-        remove = ("rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch", "--", self.place)
+        # A directory may be called `:tools` or `[a]`.
+        remove = (
+            "--literal-pathspecs",
+            "rm",
+            "-r",
+            "-q",
+            "-f",
+            "--cached",
+            "--ignore-unmatch",
+            "--",
+            self.place,
+        )
         git(*remove, settings=RENDERING)
         git("read-tree", f"--prefix={target}/", files)
         return git("write-tree")
@@ -319,9 +332,9 @@ class Renderer:
         words = [word for parent in parents for word in ("-p", parent)]
         return self.project.git("commit-tree", tree, *words, "-m", message)
 
-    def commit_render(self, tree: str, parents: list[str], subject: str, template: Path) -> str:
+    def commit_render(self, tree: str, parents: list[str], subject: str, version: str) -> str:
         """Give a new commit of the branch."""
-        made = f"Rendered-with: {version_of(template)}\n{MARK} {tree}"
+        made = f"Rendered-with: {version}\n{MARK} {tree}"
         return self.commit(tree, parents, f"{subject}\n\n{made}")
 
     def require_alike(self, commit: str, tree: str) -> None:
@@ -343,7 +356,9 @@ class Renderer:
         if not wrong:
             return
         date = git("log", "-1", "--no-show-signature", "--format=%cI", commit)
-        then = Git(TEMPLATE).run("rev-list", "-1", f"--before={date}", "HEAD").stdout.strip()
+        then = (
+            Git(TEMPLATE).run(HISTORY, "rev-list", "-1", f"--before={date}", "HEAD").stdout.strip()
+        )
         raise Refused(
             f"commit {commit[:10]}, where the project begins, is not what this template renders "
             f"for its answers, as in {', '.join(wrong[:3])}. Give --from REVISION, the template's "
@@ -352,10 +367,10 @@ class Renderer:
         )
 
 
-def version_of(template: Path) -> str:
-    """Say which version of the template this is."""
-    done = Git(template).run("describe", "--always", "--tags", "--dirty")
-    return f"{template.name} {done.stdout.strip() or '(no repository)'}"
+def version_of(revision: str | None = None) -> str:
+    """Say which version of the template this is, or a revision of it."""
+    done = Git(TEMPLATE).run(HISTORY, "describe", "--always", "--tags", revision or "--dirty")
+    return f"{TEMPLATE.name} {done.stdout.strip() or '(no repository)'}"
 
 
 def template_at(revision: str, directory: Path) -> Path:
@@ -366,9 +381,8 @@ def template_at(revision: str, directory: Path) -> Path:
     """
     target = directory / TEMPLATE.name
     target.mkdir()
-    found = Git(TEMPLATE).run("rev-parse", "--absolute-git-dir").stdout.strip()
-    words = [f"--git-dir={found}", "--work-tree=.", "checkout", "--quiet", revision, "--", "."]
-    done = Git(target, {"GIT_INDEX_FILE": str(directory / "index")}).run(*words)
+    git = Git(target, {"GIT_INDEX_FILE": str(directory / "index")})
+    done = git.run(HISTORY, "--work-tree=.", "checkout", "--quiet", revision, "--", ".")
     if done.returncode != 0:
         reason = done.stderr.strip()
         raise Refused(f"--from: expected a revision of the template, got {revision!r}: {reason}")
@@ -444,11 +458,11 @@ def is_merged_elsewhere(git: Git, branch: str, tip: str) -> bool:
 def nearest(project: Project, tips: list[str]) -> str:
     """Give the render with HEAD's answers that differs from it in the fewest lines."""
     git = project.git
-    answers = project.answers_in("HEAD")
+    answers, where = project.answers_in("HEAD"), str(project.package)
 
     def distance(commit: str) -> tuple[bool, int]:
         place = place_in(commit, project) or project
-        stat = git("diff", "--shortstat", commit, "HEAD", "--", str(project.package))
+        stat = git("--literal-pathspecs", "diff", "--shortstat", commit, "HEAD", "--", where)
         return place.answers_in(commit) != answers, sum(map(int, re.findall(r"\d+", stat)))
 
     return min((c for c in git("rev-list", *tips).split() if is_marked(git, c)), key=distance)
@@ -500,7 +514,7 @@ class Plan:
         git = self.renderer.project.git
         what = "the whole project" if self.renderer.is_whole else "the package directory alone"
         print(f"Project: {what}, in {self.renderer.place}")
-        print(f"Template: {version_of(TEMPLATE)}")
+        print(f"Template: {version_of()}")
         for key in sorted({*self.old, *self.new}):
             before, after = (in_words(a[key]) if key in a else None for a in (self.old, self.new))
             if before != after:
@@ -532,7 +546,7 @@ class Plan:
             print("Resolve the conflicts, then git add and git commit; or git merge --abort")
         else:
             print(
-                "Merged, but not committed, for the reason above: git commit; or git merge --abort"
+                "Merged, but not committed for the reason above: git commit, or git merge --abort"
             )
         return 1
 
@@ -575,7 +589,9 @@ def begin(renderer: Renderer, tip: str | None, project: Project, revision: str |
     if revision is None:
         renderer.require_alike(first, tree)
     parents = [tip] if tip else []
-    return renderer.commit_render(tree, parents, f"Render {project.slug} as it began", template)
+    return renderer.commit_render(
+        tree, parents, f"Render {project.slug} as it began", version_of(revision)
+    )
 
 
 def find_base(project: Project, branch: str) -> tuple[str | None, list[str]]:
@@ -626,14 +642,16 @@ def make_plan(project: Project, directory: Path, options: Options) -> Plan:
     tip = parents[0]
     if len(parents) > 1 or git("rev-parse", f"{tip}^{{tree}}") != tree or not is_marked(git, tip):
         subject = f"Render {project.slug}: {words_of(old, new)}"
-        tip = renderer.commit_render(tree, parents, subject, TEMPLATE)
+        tip = renderer.commit_render(tree, parents, subject, version_of())
     return Plan(renderer, old, new, base, onto, tip)
 
 
 def first_commit(project: Project) -> str:
     """Give the commit with which the project came into the repository."""
     file = str(project.package / ANSWERS_FILE)
-    return project.git("log", "--diff-filter=A", "--format=%H", "--", file).split()[-1]
+    return project.git(
+        "--literal-pathspecs", "log", "--diff-filter=A", "--format=%H", "--", file
+    ).split()[-1]
 
 
 def require_room(plan: Plan) -> None:

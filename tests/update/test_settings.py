@@ -48,6 +48,8 @@ def test_settings_of_git_make_no_difference(
     for setting in settings:
         repository.git("config", *setting.split("=", 1))
     repository.edit(EDITS)
+    # What a hook sees is as in any merge.
+    hook(repository, "pre-merge-commit", "git diff --cached --name-only -- '*.py' | grep train.py")
     moved = f"{SLUG}/reports.py"
     repository.git("mv", f"{SLUG}/engine/report.py", moved)
     repository.commit()
@@ -74,7 +76,7 @@ def test_merge_that_may_not_be_committed_is_left_to_the_user(
         hook(repository, name, "echo no; exit 1")
     code, output = repository.regenerate("amp=fp16")
     assert code == 1
-    assert "Merged, but not committed, for the reason above" in output
+    assert "Merged, but not committed for the reason above" in output
     assert "conflict" not in output
     assert contents(repository) == edited(workshop.fresh({"amp": "fp16"}), EDITS)
     repository.git("commit", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign")

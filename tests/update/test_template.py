@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.releases.pythons import need
 from tests.rendering import SLUG, TEMPLATE, run
-from tests.update.edits import EDITS, put
+from tests.update.edits import EDITS, one_line_more, put
 from tests.update.projects import WHO, Repository, Workshop, copy_template, edited, files_in
 
 pytestmark = pytest.mark.update
@@ -120,6 +121,49 @@ def test_base_is_rendered_by_the_template_that_made_the_project(
     expected = edited(workshop.fresh({"amp": "fp16"}), {**edits, TRAIN: LOG})
     assert repository.contents() == expected
     assert call(repository, template, "--from", "v1", "amp=off")[0] == 2
+    began = repository.git("log", "--format=%B", "--max-count=1", "template~1")
+    assert f"Rendered-with: {template.path.name} v1\n" in began
+
+
+@pytest.mark.parametrize("where", ["archive", "archive in a repository", "not committed"])
+def test_template_says_which_it_is(
+    workshop: Workshop, template: Repository, tmp_path: Path, where: str
+) -> None:
+    """One without a history of its own renders as well, but nothing of its past."""
+    repository = workshop.begin(tmp_path / "mine")
+    if where == "not committed":
+        one_line_more(template.path / RENDERED / "train.py")
+    else:
+        shutil.rmtree(template.path / ".git")
+    if where == "archive in a repository":
+        repository.git("init", "--quiet", str(tmp_path))
+    code, output = call(repository, template, "--from", "HEAD", "--dry-run")
+    if where == "not committed":
+        assert code == 0
+        assert "Template: ddp template é v1-dirty\n" in output
+        return
+    assert code == 2
+    assert output.startswith("Refused: --from: expected a revision of the template, got 'HEAD'")
+    code, output = call(repository, template, "amp=fp16")
+    assert code == 0
+    assert "Template: ddp template é (no repository)\n" in output
+    assert repository.contents() == files_in(workshop.fresh({"amp": "fp16"}))
+
+
+@pytest.mark.parametrize("release", ["3.9", "3.10", "3.13"])
+def test_other_pythons_run_it_or_say_why_not(
+    workshop: Workshop, template: Repository, tmp_path: Path, release: str
+) -> None:
+    """The Python that is called may be another than that of cookiecutter."""
+    repository = workshop.begin(tmp_path / "mine")
+    script = template.path / "scripts" / "regenerate.py"
+    done = run(need(release), script, "--dry-run", "ema=true", cwd=repository.project, env=WHO)
+    if release == "3.9":
+        assert done.stdout == "Refused: this needs Python 3.10 or newer\n"
+        assert done.returncode == 2
+    else:
+        assert done.returncode == 0, done.stdout
+        assert "Answer: ema=false becomes true" in done.stdout
 
 
 def test_edits_before_the_first_commit_are_kept_where_the_user_says_so(
