@@ -22,7 +22,7 @@ from .config import Config, find_place, samples_per_forward
 from .engine import ddp, keyed, prepare
 from .engine.cli import EXIT_REFUSED
 from .engine.digest import digest
-from .engine.distributed import World, process_group
+from .engine.distributed import World, agreed, process_group
 from .engine.explain import one_line
 from .engine.launch import Refused
 from .engine.loader import BatchStream, Samples, build_loaders
@@ -232,7 +232,8 @@ def meet(init_method: str, config: Config) -> None:
 
     def join() -> None:
         launch, run_config = find_place(meeting_at(config, init_method))
-        with process_group(launch, run_config):
+        # Whoever left at once would be missed by those that are still connecting.
+        with process_group(launch, run_config) as world, agreed(world):
             pass
 
     answering(join)
