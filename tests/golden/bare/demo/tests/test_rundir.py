@@ -44,6 +44,15 @@ def test_other_ranks_neither_lock_nor_write(tmp_path: Path) -> None:
         assert sorted(tmp_path.iterdir()) == before
 
 
+def test_no_repository_takes_a_run_for_its_own(tmp_path: Path) -> None:
+    for name, files in (("new", ["logs"]), ("used", ["logs", "notes.txt"])):
+        for file in files:
+            (tmp_path / name / file).mkdir(parents=True)
+        with RunDir(tmp_path / name, Launch()):
+            assert (tmp_path / name / ".gitignore").exists() == (name == "new")
+    assert (tmp_path / "new" / ".gitignore").read_text() == "*\n"
+
+
 def test_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match=r"^run_dir: expected a directory that can be written, got "):

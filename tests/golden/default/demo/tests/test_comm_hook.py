@@ -43,9 +43,13 @@ def note_sent() -> list[list[int]]:
             activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=threads
         ) as recorded:
             numbers = train_step(*args, **named)
-        reduced = [event for event in recorded.events() or [] if event.name == "gloo:all_reduce"]
-        kinds: Any = [(event.input_shapes, vars(event)["input_dtypes"]) for event in reduced]
-        steps.append([math.prod(shape[0]) * SIZES[kind[0]] for shape, kind in kinds])
+        profiler: Any = recorded.profiler  # its own events: older releases leave types out else
+        reduced = [
+            (event.shapes()[0], event.dtypes()[0])
+            for event in profiler.kineto_results.events()
+            if event.name() == "gloo:all_reduce"
+        ]
+        steps.append([math.prod(shape) * SIZES[kind] for shape, kind in reduced])
         return numbers
 
     put(train, train_step=noted)

@@ -28,7 +28,7 @@ EXIT_REFUSED = 2
 T = TypeVar("T")
 
 
-def parse_settings(cls: type[T], argv: Sequence[str] | None = None) -> T:
+def parse_settings(cls: type[T], argv: Sequence[str] | None = None, program: str = "train") -> T:
     """Build the dataclass `cls` from its defaults, `--config` files and `--name value` options.
 
     A dataclass inside it is a group: `--optim.lr 1e-3`, or `lr: 1e-3` below `optim:` in YAML.
@@ -46,7 +46,7 @@ def parse_settings(cls: type[T], argv: Sequence[str] | None = None) -> T:
     for file in files:
         places.update(_check_file(file, hints))
     parser = ArgumentParser(
-        prog=f"python -m {PACKAGE}.train",
+        prog=f"python -m {PACKAGE}.{program}",
         description=cls.__doc__,
         exit_on_error=False,
         allow_abbrev=False,

@@ -147,6 +147,7 @@ class TrainState:
         else:
             logger.warning("the checkpoint holds no EMA: the average starts from its weights")
             self.ema.module.load_state_dict(parts["model"])
+            self.ema.n_averaged.fill_(1)  # at 0 the next update would forget them
         self.progress = Progress(**progress)
 
     def _optimizer_values(self) -> Iterator[tuple[str, str, Any]]:

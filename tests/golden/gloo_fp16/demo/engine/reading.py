@@ -1,64 +1,15 @@
-"""Engine: the tensors of a checkpoint, read by one process, without the others."""
+"""Engine: the tensors of a checkpoint, read by one process, without the others.
 
-import pickle
-from pathlib import Path
-from typing import Any
+Whatever wrote it: a project that was rendered anew goes on from what it wrote before.
+"""
+
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from .launch import Refused
 from .manifest import Checkpoint
-
-# All that `.metadata`, a pickle, may name. Anything else could run code.
-_CLASSES = {
-    *(
-        ("torch.distributed.checkpoint.metadata", name)
-        for name in (
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    ("pathlib", "Path"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in _CLASSES:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-class _Reader(FileSystemReader):
-    """Reads `.metadata` without trusting it; the tensors are read without trust anyway."""
-
-    def read_metadata(self) -> Metadata:
-        """What the checkpoint holds, and where."""
-        with Path(self.path, ".metadata").open("rb") as file:
-            metadata: Metadata = _Unpickler(file).load()
-        return metadata
-
-
-def _metadata(checkpoint: Checkpoint) -> Metadata:
-    try:
-        return _Reader(checkpoint.path).read_metadata()
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError) as error:
-        raise Refused(f"can't read checkpoint {checkpoint.path}: {error}") from None
 
 
 def part_names(checkpoint: Checkpoint) -> list[str]:
@@ -67,31 +18,30 @@ def part_names(checkpoint: Checkpoint) -> list[str]:
     Raises:
         Refused: it can't be read.
     """
-    return sorted({path[0] for path in _metadata(checkpoint).planner_data.values()})
+    names = [entry.name for entry in checkpoint.manifest.files]
+    if ".metadata" in names:
+        from . import pieces  # takes half a second, which few need
+
+        return pieces.part_names(checkpoint)
+    # What is a single rank's own is no part of the model.
+    return [name.removesuffix(".pt") for name in names if not name.startswith("rank")]
 
 
 def read_part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
-    """The tensors of a part by name, on the CPU, whichever ranks wrote them.
+    """The tensors of a part by name, on the CPU.
 
     Raises:
         Refused: the part can't be read.
     """
-    reader, planner = _Reader(checkpoint.path), DefaultLoadPlanner()
-    metadata = _metadata(checkpoint)
-    tensors = {
-        metadata.planner_data[key][1]: torch.empty(found.size, dtype=found.properties.dtype)
-        for key, found in metadata.state_dict_metadata.items()
-        if metadata.planner_data[key][0] == name and isinstance(found, TensorStorageMetadata)
-    }
-    if not tensors:
-        raise Refused(f"can't read checkpoint {checkpoint.path}: it has no {name}")
-    # What torch.distributed.checkpoint.load does, for this process alone.
-    planner.set_up_planner({name: tensors}, metadata, is_coordinator=True)
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
-    plans = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
-    plan = planner.finish_plan(reader.prepare_global_plan(plans)[0])
+    if any(entry.name == ".metadata" for entry in checkpoint.manifest.files):
+        from . import pieces
+
+        return pieces.read_part(checkpoint, name)
     try:
-        reader.read_data(plan, planner).wait()
-    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        # Tensors only: nothing in the file can run code.
+        tensors: dict[str, Tensor] = torch.load(
+            checkpoint.path / f"{name}.pt", map_location="cpu", weights_only=True
+        )
+    except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
         raise Refused(f"can't read checkpoint {checkpoint.path}: {error}") from None
     return tensors

@@ -189,5 +189,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _short(error: Exception) -> str:
-    """The first words of a long message, on one line."""
-    return " ".join(str(error).split())[:200]
+    """The first words of a long message, on one line, without what stands before `@` in a URL."""
+    return re.sub(r"//[^\s/]*@", "//", " ".join(str(error).split()))[:200]

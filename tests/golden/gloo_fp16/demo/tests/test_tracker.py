@@ -140,7 +140,7 @@ def test_a_server_that_goes_away_ends_nothing_and_gets_all_in_the_end(run_dir: s
 def without_server() -> None:
     """Prepare a training with a server that does not answer."""
     TOY.use()
-    os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+    os.environ["MLFLOW_TRACKING_URI"] = "http://me:secret@127.0.0.1:9"
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 
@@ -150,5 +150,6 @@ def test_server_that_does_not_answer_is_refused_by_all_ranks(run_dir: str) -> No
     words = "MLFLOW_TRACKING_URI: expected a server that answers, got API request to"
     assert f"\n{PACKAGE}: {words}" in ranks[0].output
     assert "Traceback" not in ranks[0].output + ranks[1].output
+    assert "secret" not in ranks[0].output + ranks[1].output
     assert not list(Path(run_dir).glob("checkpoints/step_*"))
     assert json.loads(Path(run_dir, "status.json").read_text())["state"] == "refused"

@@ -63,6 +63,7 @@ class RunDir:
             _make_writable(self.path)
             _make_writable(self.logs)
             if self.launch.rank == 0:
+                _hide_from_git(self.path)
                 _make_writable(self.checkpoints)  # not after hours, at the first save
                 self._lock = lock_file(self.path / "lock")
         except BlockingIOError:
@@ -221,6 +222,12 @@ def _make_writable(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def _hide_from_git(path: Path) -> None:
+    """Let no repository take a run for its own; not where somebody else has files already."""
+    if {entry.name for entry in path.iterdir()} <= {"logs", "status.json"}:
+        (path / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 def atomic_write_text(path: Path, text: str) -> None:

@@ -1,55 +1,12 @@
-"""Engine: call a function in several processes, as the ranks of one job, and get its results.
+"""Engine: what a function returns in several processes, as the ranks of one job."""
 
-A rank takes about 0.3 s this way, where a launcher takes 6 to 10 s to import torch again.
-"""
-
-import multiprocessing
-import os
-import pickle
-import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext, ForkServerProcess
-from pathlib import Path
 from typing import Any
 
-PACKAGE = __name__.removesuffix(".tests.harness")
+from ..engine.processes import Outcome, outcomes
+from ..engine.rundir import PACKAGE
 
-
-@dataclass
-class Outcome:
-    """How a rank ended."""
-
-    value: Any
-    """What the function returned; None unless the exit code is 0."""
-    exit_code: int | None
-    """None: it was still running when the time was up, and was killed."""
-    output: str
-    """Standard output and standard error, in the order of writing."""
-
-
-def outcomes(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0
-) -> list[Outcome]:
-    """Call `function(init_method, *args)` on `world_size` ranks; what became of each, by rank.
-
-    The function must be importable by its name. `init_method` is for `rendezvous`.
-    """
-    context = _forkserver()
-    with tempfile.TemporaryDirectory() as directory:
-        ranks = [
-            context.Process(
-                target=_rank, args=(Path(directory), rank, world_size, function, args), daemon=False
-            )
-            for rank in range(world_size)
-        ]
-        for process in ranks:
-            process.start()
-        _wait(ranks, timeout_s)
-        return [_outcome(Path(directory), rank, process) for rank, process in enumerate(ranks)]
+__all__ = ["PACKAGE", "Outcome", "outcomes", "values"]
 
 
 def values(
@@ -64,49 +21,3 @@ def values(
     report = "\n".join(f"--- rank {r}: {e.exit_code}\n{e.output}" for r, e in enumerate(ended))
     assert all(rank.exit_code == 0 for rank in ended), report
     return [rank.value for rank in ended]
-
-
-def _forkserver() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    # torch._dynamo: the first DDP imports it, which takes 2.4 s.
-    context.set_forkserver_preload(["torch._dynamo", f"{PACKAGE}.train"])
-    return context
-
-
-def _wait(ranks: list[ForkServerProcess], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    for process in ranks:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in ranks:
-        if process.exitcode is None:
-            process.kill()
-
-
-def _outcome(directory: Path, rank: int, process: ForkServerProcess) -> Outcome:
-    result, output = directory / f"{rank}.pickle", directory / f"{rank}.txt"
-    value = pickle.loads(result.read_bytes()) if result.exists() else None
-    return Outcome(value, process.exitcode, output.read_text() if output.exists() else "")
-
-
-def _rank(
-    directory: Path, rank: int, world_size: int, function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    output = os.open(directory / f"{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
-        os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
-    # A launched rank would start its workers in the platform's way, not in this server's.
-    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
-    try:
-        value = function(f"file://{directory}/rendezvous", *args)
-        (directory / f"{rank}.pickle").write_bytes(pickle.dumps(value))
-    except SystemExit as error:
-        if not isinstance(error.code, str):
-            raise
-        print(error.code, file=sys.stderr, flush=True)
-        os._exit(1)  # as below
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # like run_to_exit: peers that are dead must not be waited for

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ class Tracker:
         except wandb.Error as error:
             wandb.teardown()
             raise Refused(
-                f"WANDB_MODE: expected a server that answers, or offline, got {error}"
+                f"WANDB_MODE: expected a server that answers, or offline, got {_text(error)}"
             ) from None
         self._run.define_metric("*", step_metric="step")
         self._path.unlink(missing_ok=True)
@@ -75,7 +76,7 @@ class Tracker:
         try:
             self._run.log({"step": step, **{f"{split}/{n}": value for n, value in values.items()}})
         except Exception as error:
-            logger.warning("wandb gets nothing from step %d on: %r", step, error)
+            logger.warning("wandb gets nothing from step %d on: %s", step, _text(error))
             self._run = None
         self._last[split] = step
 
@@ -89,7 +90,12 @@ class Tracker:
                     atomic_write_text(self._path, json.dumps(record) + "\n")
             self._teardown()  # wandb's process ends before this one does
         except Exception as problem:
-            logger.warning("wandb did not end well: %r", problem)
+            logger.warning("wandb did not end well: %s", _text(problem))
+
+
+def _text(error: Exception) -> str:
+    """A message without what stands before `@` in a URL: a name and a password."""
+    return re.sub(r"//[^\s/]*@", "//", str(error) or repr(error))
 
 
 def _mode(wanted: str | None) -> Any:

@@ -69,7 +69,8 @@ def test_each_disk_has_the_weights_and_what_is_its_ranks_own(disks: list[str]) -
     assert held(disks[0]) == sorted([*weights, "rank00000.pt", "rank00001.pt"])
     assert held(disks[1]) == sorted([*weights, "rank00002.pt"])
     for disk in disks[:2]:  # the model's buffers are rank 0's, on every disk
-        assert torch.load(Path(disk, "step_00000004", "model.pt"))[BUFFER].eq(1).all()
+        path = Path(disk, "step_00000004", "model.pt")
+        assert torch.load(path, weights_only=True)[BUFFER].eq(1).all()
     assert values(restore_apart, 3, two, "auto") == [[4, 4, 1], [4, 4, 2], [4, 4, 3]]
 
 

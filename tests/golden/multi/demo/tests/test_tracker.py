@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ..config import Config
+from ..engine import tracker
 from ..engine.metrics import Metrics
 from ..engine.rundir import PACKAGE
 from .harness import outcomes, values
@@ -206,3 +207,9 @@ def test_without_a_login_it_is_offline_and_says_so(run_dir: str) -> None:
     assert "not logged in" in rank.output
     [found] = values(read, 1, run_dir)
     assert numbers(found["rows"], "train") == written(run_dir, "train")
+
+
+def test_a_message_leaves_out_the_password_of_an_address() -> None:
+    error = OSError("no answer from https://me:secret@example.org/a and http://x@y z@w")
+    assert tracker._text(error) == "no answer from https://example.org/a and http://y z@w"
+    assert tracker._text(ValueError()) == "ValueError()"
