@@ -84,7 +84,9 @@ BAD_TEXTS = [
     "\x7f",
     "\x85",
     "a\u2028b",
+    "a\u2029b",
     "\ufffe",
+    "\ufdd0",
     "\ud800",
 ]
 # Cookiecutter runs these, unless they were typed.
