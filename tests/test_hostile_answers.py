@@ -364,6 +364,7 @@ def _one_set(way: str, tmp_path: Path, tally: Counter[str], answered: dict[str, 
         assert [path.name for path in dest.iterdir() if path.is_dir()] == ["out"]
         if project is not None:
             assert not bad, f"{bad} came through"
+            assert not is_refused(_recorded(way, kept))
             _check_valid(project, _recorded(way, kept), said.getvalue())
             tally.update(f"{key}: taken" for key in (*TEXTS, SLUG) if kept.get(key))
             tally.update(["choice: taken"] if {*kept} & {*all_answers()} else [])
