@@ -311,6 +311,7 @@ def _check_valid(project: Path, expected: dict[str, Any], said: str) -> None:
         if fault := _fault(suffix, path.read_text(encoding="utf-8")):
             faults[name] = fault
     assert not faults
+    assert not [path for path in project.rglob("*") if path.is_dir() and not any(path.iterdir())]
     answers = yaml.safe_load((project / slug / "cookiecutter.yaml").read_text(encoding="utf-8"))
     recorded = answers["default_context"]
     assert recorded == expected
