@@ -261,6 +261,13 @@ def test_jinja_that_does_not_run_is_refused_by_cookiecutter(text: str, tmp_path:
     assert not _left_over(tmp_path)
 
 
+def test_tags_of_others_stay_as_they_are(tmp_path: Path) -> None:
+    """What a workflow asks GitHub for looks like what cookiecutter fills in."""
+    workflow = render({"ci": "github"}, tmp_path) / ".github" / "workflows" / "ci.yml"
+    group = yaml.safe_load(workflow.read_text())["concurrency"]["group"]
+    assert group == "${{ github.workflow }}-${{ github.ref }}"
+
+
 def test_a_mistyped_question_shows_in_the_closing_lines(tmp_path: Path) -> None:
     code, output = _answer(tmp_path, "ammp=fp16", "ema=yes", f"project_slug={SLUG}")
     assert code == 0

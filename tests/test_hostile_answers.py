@@ -84,7 +84,9 @@ BAD_TEXTS = [
     "\x7f",
     "\x85",
     "a\u2028b",
+    "a\u2029b",
     "\ufffe",
+    "\ufdd0",
     "\ud800",
 ]
 # Cookiecutter runs these, unless they were typed.
@@ -309,6 +311,7 @@ def _check_valid(project: Path, expected: dict[str, Any], said: str) -> None:
         if fault := _fault(suffix, path.read_text(encoding="utf-8")):
             faults[name] = fault
     assert not faults
+    assert not [path for path in project.rglob("*") if path.is_dir() and not any(path.iterdir())]
     answers = yaml.safe_load((project / slug / "cookiecutter.yaml").read_text(encoding="utf-8"))
     recorded = answers["default_context"]
     assert recorded == expected
@@ -362,6 +365,7 @@ def _one_set(way: str, tmp_path: Path, tally: Counter[str], answered: dict[str, 
         assert [path.name for path in dest.iterdir() if path.is_dir()] == ["out"]
         if project is not None:
             assert not bad, f"{bad} came through"
+            assert not is_refused(_recorded(way, kept))
             _check_valid(project, _recorded(way, kept), said.getvalue())
             tally.update(f"{key}: taken" for key in (*TEXTS, SLUG) if kept.get(key))
             tally.update(["choice: taken"] if {*kept} & {*all_answers()} else [])
