@@ -312,18 +312,8 @@ class Renderer:
             return files
         git("read-tree", base or "--empty")
         # A directory may be called `:tools` or `[a]`.
-        remove = (
-            "--literal-pathspecs",
-            "rm",
-            "-r",
-            "-q",
-            "-f",
-            "--cached",
-            "--ignore-unmatch",
-            "--",
-            self.place,
-        )
-        git(*remove, settings=RENDERING)
+        remove = ("--literal-pathspecs", "rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch")
+        git(*remove, "--", self.place, settings=RENDERING)
         git("read-tree", f"--prefix={target}/", files)
         return git("write-tree")
 
@@ -647,11 +637,10 @@ def make_plan(project: Project, directory: Path, options: Options) -> Plan:
 
 
 def first_commit(project: Project) -> str:
-    """Give the commit with which the project came into the repository."""
+    """Give the commit with which the project came into the repository, which may be a merge."""
     file = str(project.package / ANSWERS_FILE)
-    return project.git(
-        "--literal-pathspecs", "log", "--diff-filter=A", "--format=%H", "--", file
-    ).split()[-1]
+    words = ("log", "-m", "--topo-order", "--diff-filter=A", "--format=%H")
+    return project.git("--literal-pathspecs", *words, "--", file).split()[-1]
 
 
 def require_room(plan: Plan) -> None:

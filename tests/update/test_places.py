@@ -144,6 +144,27 @@ def test_directory_of_a_larger_repository(workshop: Workshop, tmp_path: Path) ->
     assert repository.contents().keys() == {"notes.md", *files_in(workshop.fresh({"amp": "off"}))}
 
 
+def test_project_that_came_with_a_merge(workshop: Workshop, tmp_path: Path) -> None:
+    """As git subtree brings it, or a pull request."""
+    source = workshop.begin(tmp_path / "source")
+    path = tmp_path / "large"
+    large = Repository(path, workshop, "tools/digits")
+    path.mkdir()
+    (path / "README.md").write_text("Mine, and about something else.\n")
+    large.git("init", "--quiet", "--initial-branch", "main")
+    large.commit()
+    large.git("fetch", "--quiet", str(source.path), "main")
+    large.git(
+        "merge", "--strategy=ours", "--no-commit", "--allow-unrelated-histories", "FETCH_HEAD"
+    )
+    large.git("read-tree", "--prefix=tools/digits/", "-u", "FETCH_HEAD")
+    large.git("commit", "--quiet", "--message", "Add tools/digits")
+    large.edit(EDITS)
+    code, output = large.regenerate("amp=fp16")
+    assert code == 0, output
+    assert large.contents() == edited(workshop.fresh({"amp": "fp16"}), EDITS)
+
+
 def test_two_projects_in_a_repository_have_a_branch_each(
     workshop: Workshop, tmp_path: Path
 ) -> None:
