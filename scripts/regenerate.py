@@ -37,8 +37,8 @@ HISTORY = f"--git-dir={TEMPLATE / '.git'}"
 # commit that was amended, rebased or squashed has the line still, but is another tree.
 MARK = "Rendered-tree:"
 
-# The user's settings are those of the user's own merges. What only this script makes must be the
-# same everywhere; and a file that moved keeps its changes, whatever is set.
+# What only this script makes must be the same under all settings of users; and what was moved
+# keeps its changes, whatever is set.
 RENDERING = ("core.fileMode=true", "core.safecrlf=false", "core.sparseCheckout=false")
 MERGING = ("merge.renames=true", "merge.directoryRenames=true")
 
@@ -417,7 +417,11 @@ def merged_renders(project: Project) -> list[str]:
     """Give the newest renders that HEAD holds: several, where people regenerated side by side."""
     git = project.git
     found = git("rev-list", f"--grep=^{MARK}", "HEAD").split()
-    return newest(git, [c for c in found if is_marked(git, c) and place_in(c, project)])
+    heads = newest(git, [commit for commit in found if is_marked(git, commit)])
+    here = [head for head in heads if project in projects_in(git, head)]
+    # One that lies elsewhere is the same, moved since, where no other project can be meant.
+    is_alone = len(projects_in(git, "HEAD")) == 1
+    return here or [head for head in heads if is_alone and place_in(head, project)]
 
 
 def tips_of(project: Project, branch: str) -> list[str]:
@@ -643,19 +647,27 @@ def first_commit(project: Project) -> str:
     return project.git("--literal-pathspecs", *words, "--", file).split()[-1]
 
 
-def require_room(plan: Plan) -> None:
-    """Refuse to write over files that git does not know, or ignores.
+def require_room(plan: Plan, project: Project) -> None:
+    """Refuse to write over files that git does not know, or ignores; or into another project.
 
     Raises:
         Refused: naming them.
     """
     git = plan.renderer.project.git
-    command = ["diff", "--no-renames", "--name-only", "--diff-filter=A", "-z"]
+    command = ["diff", "--no-renames", "--name-only", "-z"]
     sides = (plan.onto, plan.foreseen[0]) if plan.foreseen else (plan.base, plan.tip)
-    added = git.names(*command, *sides)
     known = set(git.names("ls-files", "-z"))
+    added = git.names(*command, "--diff-filter=A", *sides)
     if lost := [name for name in added if name not in known and os.path.lexists(git.top / name)]:
         raise Refused(f"files that are not committed are in the way: {', '.join(lost)}")
+    others = [one.package for one in projects_in(git, "HEAD") if one != project]
+    changed = [PurePosixPath(name) for name in git.names(*command, *sides)]
+    if mixed := [str(name) for name in changed if {*name.parents} & {*others}]:
+        raise Refused(
+            f"git would take files of another project for those that were moved or deleted here: "
+            f"{', '.join(mixed[:3])}. For a project that was moved, begin anew: --branch NAME "
+            "--from HEAD"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -699,7 +711,7 @@ def regenerate(options: Options) -> int:
             )
         project = find_project(git, Path.cwd())
         plan = make_plan(project, directory, options)
-        require_room(plan)
+        require_room(plan, project)
         is_clean = plan.show()
         return int(not is_clean) if options.dry_run else plan.merge(options.branch)
 

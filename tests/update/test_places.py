@@ -179,6 +179,31 @@ def test_two_projects_in_a_repository_have_a_branch_each(
     assert other.contents() == files_in(workshop.fresh({"amp": "off", "ema": True}))
 
 
+def test_project_is_not_taken_for_another_that_looks_the_same(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Git finds what was moved by its content."""
+    one = workshop.begin(tmp_path / "both", place="one")
+    other = workshop.begin(tmp_path / "both", {"amp": "off"}, place="other")
+    assert one.regenerate("amp=fp16")[0] == 0
+    assert other.regenerate("--branch", "template-other")[0] == 0
+    one.git("mv", "one", "uno")
+    one.commit()
+    assert other.regenerate("--branch", "template-other", "tracker=none")[0] == 0
+    assert other.contents() == files_in(workshop.fresh({"amp": "off", "tracker": "none"}))
+    uno = Repository(one.path, workshop, "uno")
+    for word in ("accumulation=false", "ema=true"):
+        code, output = uno.regenerate(word)
+        assert code == 2
+        assert "git would take files of another project" in output
+    new = ("--branch", "template-uno")
+    assert uno.regenerate(*new, "accumulation=false")[0] == 0
+    assert uno.regenerate(*new, "ema=true")[0] == 0
+    answers: Answers = {"amp": "fp16", "accumulation": False, "ema": True}
+    assert uno.contents() == files_in(workshop.fresh(answers))
+    assert other.contents() == files_in(workshop.fresh({"amp": "off", "tracker": "none"}))
+
+
 def trees(contents: Contents) -> dict[str, str]:
     """Give what the Python files mean."""
     return {
