@@ -416,7 +416,7 @@ def newest(git: Git, commits: list[str]) -> list[str]:
 def merged_renders(project: Project) -> list[str]:
     """Give the newest renders that HEAD holds: several, where people regenerated side by side."""
     git = project.git
-    found = git("rev-list", f"--grep=^{MARK}", "HEAD").split()
+    found = git("rev-list", "--fixed-strings", f"--grep={MARK}", "HEAD").split()
     heads = newest(git, [commit for commit in found if is_marked(git, commit)])
     here = [head for head in heads if project in projects_in(git, head)]
     # One that lies elsewhere is the same, moved since, where no other project can be meant.

@@ -83,6 +83,7 @@ def test_branch_that_nobody_pushed_is_found_in_what_was_merged(
     delete(mine, FP16_TEST)
     theirs = mine.clone(tmp_path / "theirs")
     theirs.git("update-ref", "-d", "refs/remotes/origin/template")
+    theirs.git("config", "grep.patternType", "fixed")
     assert theirs.regenerate("tracker=none")[0] == 0
     assert theirs.contents() == without(expected(mine, amp="fp16", tracker="none"), FP16_TEST)
 
