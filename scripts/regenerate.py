@@ -449,17 +449,27 @@ def is_merged_elsewhere(git: Git, branch: str, tip: str) -> bool:
     return any(not name.endswith(f"/{branch}") for name in names)
 
 
-def nearest(project: Project, tips: list[str]) -> str:
-    """Give the render with HEAD's answers that differs from it in the fewest lines."""
+def nearest(project: Project, renders: list[str]) -> str:
+    """Give the render from which HEAD differs in the fewest lines, in files that HEAD has."""
     git = project.git
-    answers, where = project.answers_in("HEAD"), str(project.package)
+    words = ("--literal-pathspecs", "diff", "--no-renames", "--shortstat", "--diff-filter=AM")
 
-    def distance(commit: str) -> tuple[bool, int]:
-        place = place_in(commit, project) or project
-        stat = git("--literal-pathspecs", "diff", "--shortstat", commit, "HEAD", "--", where)
-        return place.answers_in(commit) != answers, sum(map(int, re.findall(r"\d+", stat)))
+    def lines(commit: str) -> int:
+        stat = git(*words, commit, "HEAD", "--", str(project.package))
+        return sum(map(int, re.findall(r"\d+", stat)[1:]))
 
-    return min((c for c in git("rev-list", *tips).split() if is_marked(git, c)), key=distance)
+    return min(renders, key=lines)
+
+
+def renders_before(project: Project, tips: list[str]) -> list[str]:
+    """Give all renders of a history, the newest first."""
+    return [c for c in project.git("rev-list", *tips).split() if is_marked(project.git, c)]
+
+
+def was_answered(project: Project, commit: str) -> bool:
+    """Whether a render has the answers that HEAD has."""
+    place = place_in(commit, project)
+    return place is not None and place.answers_in(commit) == project.answers_in("HEAD")
 
 
 def is_alike(one: str, other: str, name: str) -> bool:
@@ -607,8 +617,12 @@ def find_base(project: Project, branch: str) -> tuple[str | None, list[str]]:
         )
     ours = [head for head in marked if not is_merged_elsewhere(git, branch, head)]
     if merged:
-        return merged[0], ours
-    return nearest(project, marked) if marked else next(iter(tips), None), ours
+        # One that was merged may have been taken back, as by git revert.
+        earlier = [one for one in renders_before(project, merged) if was_answered(project, one)]
+        is_as_merged = any(was_answered(project, one) for one in merged)
+        return merged[0] if is_as_merged else nearest(project, merged + earlier), ours
+    renders = renders_before(project, marked) if marked else []
+    return nearest(project, renders) if renders else next(iter(tips), None), ours
 
 
 def make_plan(project: Project, directory: Path, options: Options) -> Plan:
@@ -627,6 +641,10 @@ def make_plan(project: Project, directory: Path, options: Options) -> Plan:
         base = begin(renderer, base, project, options.revision)
     elif options.revision is not None:
         raise Refused(f"--from: {branch} knows what the project was: leave it out")
+    held = [tip for tip in ours if git.holds("HEAD", tip)]
+    if held and base not in held:
+        again = git("log", "-1", "--no-show-signature", "--format=%B", base)
+        base = renderer.commit(f"{base}^{{tree}}", held, again)
     onto = git("rev-parse", "HEAD")
     if not git.holds(onto, base):
         text = f"Join the branch {branch}, which holds what the template renders"

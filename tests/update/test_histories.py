@@ -157,6 +157,20 @@ def test_merge_that_was_undone_is_undone(mine: Repository) -> None:
     assert mine.contents() == expected(mine, tracker="none")
 
 
+def test_merge_that_was_reverted_can_be_made_again(mine: Repository) -> None:
+    assert mine.regenerate("amp=fp16")[0] == 0
+    mine.git("revert", "--no-edit", "--mainline", "1", "HEAD")
+    assert mine.contents() == expected(mine)
+    code, output = mine.regenerate("amp=fp16")
+    assert code == 0, output
+    assert f"create mode 100644 {FP16_TEST}" in output
+    assert mine.contents() == expected(mine, amp="fp16")
+    # And not where the answer alone was changed, by hand.
+    mine.edit({f"{SLUG}/cookiecutter.yaml": put('amp: "fp16"', 'amp: "bf16"')})
+    assert mine.regenerate("tracker=none")[0] == 0
+    assert mine.contents() == expected(mine, tracker="none")
+
+
 def test_after_a_merge_was_given_up_the_next_is_shown_whole_and_needs_its_room(
     mine: Repository,
 ) -> None:
