@@ -616,13 +616,14 @@ def find_base(project: Project, branch: str) -> tuple[str | None, list[str]]:
             "away, or name another with --branch"
         )
     ours = [head for head in marked if not is_merged_elsewhere(git, branch, head)]
-    if merged:
-        # One that was merged may have been taken back, as by git revert.
+    if not merged:
+        renders = renders_before(project, marked) if marked else []
+        return nearest(project, renders) if renders else next(iter(tips), None), ours
+    if not any(was_answered(project, one) for one in merged):
+        # It may have been taken back, as by git revert.
         earlier = [one for one in renders_before(project, merged) if was_answered(project, one)]
-        is_as_merged = any(was_answered(project, one) for one in merged)
-        return merged[0] if is_as_merged else nearest(project, merged + earlier), ours
-    renders = renders_before(project, marked) if marked else []
-    return nearest(project, renders) if renders else next(iter(tips), None), ours
+        merged = [nearest(project, merged + earlier)]
+    return merged[0], ours
 
 
 def make_plan(project: Project, directory: Path, options: Options) -> Plan:
