@@ -37,8 +37,8 @@ HISTORY = f"--git-dir={TEMPLATE / '.git'}"
 # commit that was amended, rebased or squashed has the line still, but is another tree.
 MARK = "Rendered-tree:"
 
-# The user's settings are those of the user's own merges. What only this script makes must be the
-# same everywhere; and a file that moved keeps its changes, whatever is set.
+# What only this script makes must be the same under all settings of users; and what was moved
+# keeps its changes, whatever is set.
 RENDERING = ("core.fileMode=true", "core.safecrlf=false", "core.sparseCheckout=false")
 MERGING = ("merge.renames=true", "merge.directoryRenames=true")
 
@@ -312,18 +312,8 @@ class Renderer:
             return files
         git("read-tree", base or "--empty")
         # A directory may be called `:tools` or `[a]`.
-        remove = (
-            "--literal-pathspecs",
-            "rm",
-            "-r",
-            "-q",
-            "-f",
-            "--cached",
-            "--ignore-unmatch",
-            "--",
-            self.place,
-        )
-        git(*remove, settings=RENDERING)
+        remove = ("--literal-pathspecs", "rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch")
+        git(*remove, "--", self.place, settings=RENDERING)
         git("read-tree", f"--prefix={target}/", files)
         return git("write-tree")
 
@@ -426,8 +416,12 @@ def newest(git: Git, commits: list[str]) -> list[str]:
 def merged_renders(project: Project) -> list[str]:
     """Give the newest renders that HEAD holds: several, where people regenerated side by side."""
     git = project.git
-    found = git("rev-list", f"--grep=^{MARK}", "HEAD").split()
-    return newest(git, [c for c in found if is_marked(git, c) and place_in(c, project)])
+    found = git("rev-list", "--fixed-strings", f"--grep={MARK}", "HEAD").split()
+    heads = newest(git, [commit for commit in found if is_marked(git, commit)])
+    here = [head for head in heads if project in projects_in(git, head)]
+    # One that lies elsewhere is the same, moved since, where no other project can be meant.
+    is_alone = len(projects_in(git, "HEAD")) == 1
+    return here or [head for head in heads if is_alone and place_in(head, project)]
 
 
 def tips_of(project: Project, branch: str) -> list[str]:
@@ -455,17 +449,27 @@ def is_merged_elsewhere(git: Git, branch: str, tip: str) -> bool:
     return any(not name.endswith(f"/{branch}") for name in names)
 
 
-def nearest(project: Project, tips: list[str]) -> str:
-    """Give the render with HEAD's answers that differs from it in the fewest lines."""
+def nearest(project: Project, renders: list[str]) -> str:
+    """Give the render from which HEAD differs in the fewest lines, in files that HEAD has."""
     git = project.git
-    answers, where = project.answers_in("HEAD"), str(project.package)
+    words = ("--literal-pathspecs", "diff", "--no-renames", "--shortstat", "--diff-filter=AM")
 
-    def distance(commit: str) -> tuple[bool, int]:
-        place = place_in(commit, project) or project
-        stat = git("--literal-pathspecs", "diff", "--shortstat", commit, "HEAD", "--", where)
-        return place.answers_in(commit) != answers, sum(map(int, re.findall(r"\d+", stat)))
+    def lines(commit: str) -> int:
+        stat = git(*words, commit, "HEAD", "--", str(project.package))
+        return sum(map(int, re.findall(r"\d+", stat)[1:]))
 
-    return min((c for c in git("rev-list", *tips).split() if is_marked(git, c)), key=distance)
+    return min(renders, key=lines)
+
+
+def renders_before(project: Project, tips: list[str]) -> list[str]:
+    """Give all renders of a history, the newest first."""
+    return [c for c in project.git("rev-list", *tips).split() if is_marked(project.git, c)]
+
+
+def was_answered(project: Project, commit: str) -> bool:
+    """Whether a render has the answers that HEAD has."""
+    place = place_in(commit, project)
+    return place is not None and place.answers_in(commit) == project.answers_in("HEAD")
 
 
 def is_alike(one: str, other: str, name: str) -> bool:
@@ -612,9 +616,14 @@ def find_base(project: Project, branch: str) -> tuple[str | None, list[str]]:
             "away, or name another with --branch"
         )
     ours = [head for head in marked if not is_merged_elsewhere(git, branch, head)]
-    if merged:
-        return merged[0], ours
-    return nearest(project, marked) if marked else next(iter(tips), None), ours
+    if not merged:
+        renders = renders_before(project, marked) if marked else []
+        return nearest(project, renders) if renders else next(iter(tips), None), ours
+    if not any(was_answered(project, one) for one in merged):
+        # It may have been taken back, as by git revert.
+        earlier = [one for one in renders_before(project, merged) if was_answered(project, one)]
+        merged = [nearest(project, merged + earlier)]
+    return merged[0], ours
 
 
 def make_plan(project: Project, directory: Path, options: Options) -> Plan:
@@ -633,6 +642,10 @@ def make_plan(project: Project, directory: Path, options: Options) -> Plan:
         base = begin(renderer, base, project, options.revision)
     elif options.revision is not None:
         raise Refused(f"--from: {branch} knows what the project was: leave it out")
+    held = [tip for tip in ours if git.holds("HEAD", tip)]
+    if held and base not in held:
+        again = git("log", "-1", "--no-show-signature", "--format=%B", base)
+        base = renderer.commit(f"{base}^{{tree}}", held, again)
     onto = git("rev-parse", "HEAD")
     if not git.holds(onto, base):
         text = f"Join the branch {branch}, which holds what the template renders"
@@ -647,26 +660,33 @@ def make_plan(project: Project, directory: Path, options: Options) -> Plan:
 
 
 def first_commit(project: Project) -> str:
-    """Give the commit with which the project came into the repository."""
+    """Give the commit with which the project came into the repository, which may be a merge."""
     file = str(project.package / ANSWERS_FILE)
-    return project.git(
-        "--literal-pathspecs", "log", "--diff-filter=A", "--format=%H", "--", file
-    ).split()[-1]
+    words = ("log", "-m", "--topo-order", "--diff-filter=A", "--format=%H")
+    return project.git("--literal-pathspecs", *words, "--", file).split()[-1]
 
 
-def require_room(plan: Plan) -> None:
-    """Refuse to write over files that git does not know, or ignores.
+def require_room(plan: Plan, project: Project) -> None:
+    """Refuse to write over files that git does not know, or ignores; or into another project.
 
     Raises:
         Refused: naming them.
     """
     git = plan.renderer.project.git
-    command = ["diff", "--no-renames", "--name-only", "--diff-filter=A", "-z"]
+    command = ["diff", "--no-renames", "--name-only", "-z"]
     sides = (plan.onto, plan.foreseen[0]) if plan.foreseen else (plan.base, plan.tip)
-    added = git.names(*command, *sides)
     known = set(git.names("ls-files", "-z"))
+    added = git.names(*command, "--diff-filter=A", *sides)
     if lost := [name for name in added if name not in known and os.path.lexists(git.top / name)]:
         raise Refused(f"files that are not committed are in the way: {', '.join(lost)}")
+    others = [one.package for one in projects_in(git, "HEAD") if one != project]
+    changed = [PurePosixPath(name) for name in git.names(*command, *sides)]
+    if mixed := [str(name) for name in changed if {*name.parents} & {*others}]:
+        raise Refused(
+            f"git would take files of another project for those that were moved or deleted here: "
+            f"{', '.join(mixed[:3])}. For a project that was moved, begin anew: --branch NAME "
+            "--from HEAD"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -710,7 +730,7 @@ def regenerate(options: Options) -> int:
             )
         project = find_project(git, Path.cwd())
         plan = make_plan(project, directory, options)
-        require_room(plan)
+        require_room(plan, project)
         is_clean = plan.show()
         return int(not is_clean) if options.dry_run else plan.merge(options.branch)
 

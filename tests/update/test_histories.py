@@ -83,6 +83,7 @@ def test_branch_that_nobody_pushed_is_found_in_what_was_merged(
     delete(mine, FP16_TEST)
     theirs = mine.clone(tmp_path / "theirs")
     theirs.git("update-ref", "-d", "refs/remotes/origin/template")
+    theirs.git("config", "grep.patternType", "fixed")
     assert theirs.regenerate("tracker=none")[0] == 0
     assert theirs.contents() == without(expected(mine, amp="fp16", tracker="none"), FP16_TEST)
 
@@ -152,6 +153,20 @@ def test_merge_that_was_undone_is_undone(mine: Repository) -> None:
     before = mine.git("rev-parse", "HEAD")
     assert mine.regenerate("amp=fp16")[0] == 0
     mine.git("reset", "--quiet", "--hard", before)
+    assert mine.regenerate("tracker=none")[0] == 0
+    assert mine.contents() == expected(mine, tracker="none")
+
+
+def test_merge_that_was_reverted_can_be_made_again(mine: Repository) -> None:
+    assert mine.regenerate("amp=fp16")[0] == 0
+    mine.git("revert", "--no-edit", "--mainline", "1", "HEAD")
+    assert mine.contents() == expected(mine)
+    code, output = mine.regenerate("amp=fp16")
+    assert code == 0, output
+    assert f"create mode 100644 {FP16_TEST}" in output
+    assert mine.contents() == expected(mine, amp="fp16")
+    # And not where the answer alone was changed, by hand.
+    mine.edit({f"{SLUG}/cookiecutter.yaml": put('amp: "fp16"', 'amp: "bf16"')})
     assert mine.regenerate("tracker=none")[0] == 0
     assert mine.contents() == expected(mine, tracker="none")
 

@@ -144,6 +144,27 @@ def test_directory_of_a_larger_repository(workshop: Workshop, tmp_path: Path) ->
     assert repository.contents().keys() == {"notes.md", *files_in(workshop.fresh({"amp": "off"}))}
 
 
+def test_project_that_came_with_a_merge(workshop: Workshop, tmp_path: Path) -> None:
+    """As git subtree brings it, or a pull request."""
+    source = workshop.begin(tmp_path / "source")
+    path = tmp_path / "large"
+    large = Repository(path, workshop, "tools/digits")
+    path.mkdir()
+    (path / "README.md").write_text("Mine, and about something else.\n")
+    large.git("init", "--quiet", "--initial-branch", "main")
+    large.commit()
+    large.git("fetch", "--quiet", str(source.path), "main")
+    large.git(
+        "merge", "--strategy=ours", "--no-commit", "--allow-unrelated-histories", "FETCH_HEAD"
+    )
+    large.git("read-tree", "--prefix=tools/digits/", "-u", "FETCH_HEAD")
+    large.git("commit", "--quiet", "--message", "Add tools/digits")
+    large.edit(EDITS)
+    code, output = large.regenerate("amp=fp16")
+    assert code == 0, output
+    assert large.contents() == edited(workshop.fresh({"amp": "fp16"}), EDITS)
+
+
 def test_two_projects_in_a_repository_have_a_branch_each(
     workshop: Workshop, tmp_path: Path
 ) -> None:
@@ -156,6 +177,31 @@ def test_two_projects_in_a_repository_have_a_branch_each(
     assert other.regenerate("--branch", "template-other", "ema=true")[0] == 0
     assert one.contents() == files_in(workshop.fresh({"amp": "fp16"}))
     assert other.contents() == files_in(workshop.fresh({"amp": "off", "ema": True}))
+
+
+def test_project_is_not_taken_for_another_that_looks_the_same(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Git finds what was moved by its content."""
+    one = workshop.begin(tmp_path / "both", place="one")
+    other = workshop.begin(tmp_path / "both", {"amp": "off"}, place="other")
+    assert one.regenerate("amp=fp16")[0] == 0
+    assert other.regenerate("--branch", "template-other")[0] == 0
+    one.git("mv", "one", "uno")
+    one.commit()
+    assert other.regenerate("--branch", "template-other", "tracker=none")[0] == 0
+    assert other.contents() == files_in(workshop.fresh({"amp": "off", "tracker": "none"}))
+    uno = Repository(one.path, workshop, "uno")
+    for word in ("accumulation=false", "ema=true"):
+        code, output = uno.regenerate(word)
+        assert code == 2
+        assert "git would take files of another project" in output
+    new = ("--branch", "template-uno")
+    assert uno.regenerate(*new, "accumulation=false")[0] == 0
+    assert uno.regenerate(*new, "ema=true")[0] == 0
+    answers: Answers = {"amp": "fp16", "accumulation": False, "ema": True}
+    assert uno.contents() == files_in(workshop.fresh(answers))
+    assert other.contents() == files_in(workshop.fresh({"amp": "off", "tracker": "none"}))
 
 
 def trees(contents: Contents) -> dict[str, str]:
