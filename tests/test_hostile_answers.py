@@ -449,7 +449,7 @@ def test_a_bad_name_is_refused(slug: str, tmp_path: Path) -> None:
     words = _refusal("words", {SLUG: slug}, tmp_path)
     is_path = len(slug) > 60 or not slug.isprintable() or {*"/\\:"} & {*slug}
     if is_path:  # before cookiecutter makes a directory of it
-        assert f"project_slug {slug!r} is no import name" in words.replace("\\\\", "\\")
+        assert f"project_slug {slug!r} is no import name, use 2" in words.replace("\\\\", "\\")
         assert not list((tmp_path / "out").iterdir())
     elif slug in {".", "..", ""}:
         assert words.endswith("already exists")
