@@ -88,9 +88,10 @@ def installed(names: list[str], shell: dict[str, str]) -> Pins:
     return releases
 
 
-def use_all(project: Path, shell: dict[str, str]) -> int:
+def use_all(project: Path, shell: dict[str, str], *, is_typed: bool = True) -> int:
     """Lint, test, train and resume; give how many tests passed."""
-    succeed("make", "lint", cwd=project, env=shell)
+    if is_typed:
+        succeed("make", "lint", cwd=project, env=shell)
     succeed("git", "init", "--quiet", cwd=project)
     succeed("git", "add", "--all", cwd=project)
     succeed("pre-commit", "run", "--all-files", cwd=project, env=shell)
@@ -121,7 +122,10 @@ def test_a_project_works_with_the_lowest_releases(
     assert {one: Version(pin) for one, pin in found.items()} == {
         one: Version(pin) for one, pin in wanted.items()
     }
-    count("tests passed with the lowest releases", use_all(project, shell))
+    # Annotations in torch 2.8 lack arguments that its functions take: types are checked by the
+    # lowest mypy, but with a newer torch.
+    passed = use_all(project, shell, is_typed="torch" in pins)
+    count("tests passed with the lowest releases", passed)
 
 
 @pytest.mark.releases
