@@ -364,6 +364,18 @@ MUTATIONS = [
         checkpoint="sharded",
     ),
     mutation(
+        "parity lets BatchNorm take statistics where it holds them still",
+        "test_parity.py::test_cause_is_measured[BatchNorm]",
+        *("parity_ranks.py", "            part.eval()\n", "            part.train()\n"),
+        checkpoint="sharded",
+    ),
+    mutation(
+        "parity takes any random numbers for dropout",
+        "test_parity.py::test_mistake_is_found",
+        *("parity_report.py", " or is_unseeded(result.findings):", ":"),
+        checkpoint="sharded",
+    ),
+    mutation(
         "each disk has buffers of its own in the model",
         "test_saving.py::test_each_disk_has_the_weights_and_what_is_its_ranks_own",
         *(
