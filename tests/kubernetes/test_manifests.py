@@ -79,7 +79,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> list[Project]:
     root = tmp_path_factory.mktemp("kubernetes")
     with silent():
         # The slug is no name for Kubernetes as it is, and the longest one.
-        slug = "a_" * 20
+        slug = "a_" * 19 + "aa"
         made = [render(row, root / str(number), slug=slug) for number, row in enumerate(rows)]
     return [Project(*pair) for pair in zip(rows, made, strict=True)]
 
