@@ -72,8 +72,8 @@ def _reached(module: Module, texts: dict[Module, str]) -> set[Module]:
 def _meetings(rendered: Rendered) -> Iterator[Seen]:
     """Give each module's text alone, and beside each outside that it reaches, as hashes."""
     texts = {
-        PurePosixPath(name).with_suffix("").parts[1:]: path.read_text()
-        for name, path in rendered.files.items()
+        PurePosixPath(name).with_suffix("").parts[1:]: text
+        for name, text in rendered.texts.items()
         if name.startswith("P/") and name.endswith(".py")
     }
     for module, text in texts.items():

@@ -239,7 +239,7 @@ class Rendered:
         """Answers in few words, for messages."""
         return " ".join(f"{key}={str(answer).lower()}" for key, answer in self.answers.items())
 
-    @property
+    @functools.cached_property
     def files(self) -> dict[str, Path]:
         """The project's files by their path, with `P` for the package directory."""
         slug = f"{self.project.name}/"
@@ -248,13 +248,32 @@ class Rendered:
             for name, path in files_of(self.project).items()
         }
 
+    @functools.cached_property
+    def texts(self) -> dict[str, str]:
+        """The text of each file; equal ones are a single object, also of several projects."""
+        read = ((name, path.read_bytes().decode()) for name, path in self.files.items())
+        return {name: _texts.setdefault(text, text) for name, text in read}
+
     def digest(self, suffix: str = ".py") -> str:
         """Give a hash of the package's files with this suffix: equal for equal trees."""
         total = hashlib.sha256()
-        for name, path in self.files.items():
+        for name, text in self.texts.items():
             if name.startswith("P/") and name.endswith(suffix):
-                total.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+                total.update(f"{name}\0{text}\0".encode())
         return total.hexdigest()
+
+
+_texts: dict[str, str] = {}
+
+
+def distinct(projects: Iterable[Rendered], suffix: str = "") -> dict[tuple[str, str], Path]:
+    """Give each text of the files with this suffix once, by name and text, and where it stands."""
+    found: dict[tuple[str, str], Path] = {}
+    for rendered in projects:
+        for name, text in rendered.texts.items():
+            if name.endswith(suffix):
+                found.setdefault((name, text), rendered.files[name])
+    return found
 
 
 def run(

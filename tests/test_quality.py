@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Count
 from tests.covering import covering
-from tests.rendering import ROOT, Rendered, render, run, succeed
+from tests.rendering import ROOT, Rendered, distinct, render, run, succeed
 
 MOST_LINES = 300
 MOST_LINES_OF_TRAIN = 250
@@ -30,26 +30,26 @@ def distinct_packages(all_rendered: list[Rendered]) -> list[Rendered]:
     return list({rendered.digest(): rendered for rendered in all_rendered}.values())
 
 
-def _distinct(all_rendered: list[Rendered], suffix: str) -> dict[tuple[str, bytes], Path]:
-    """Give each content of the files with this suffix once, by name and content."""
-    return {
-        (name, path.read_bytes()): path
-        for rendered in all_rendered
-        for name, path in rendered.files.items()
-        if name.endswith(suffix)
-    }
+@pytest.fixture(scope="module")
+def few(all_rendered: list[Rendered]) -> list[Rendered]:
+    """Projects that hold each Python file, beside whatever it can meet; test-all has all."""
+    packages = distinct_packages(all_rendered)
+    few = covering(packages)
+    assert len(few) < len(packages)
+    assert distinct(few, ".py").keys() == distinct(all_rendered, ".py").keys()
+    assert distinct(few, "ruff.toml").keys() == distinct(all_rendered, "ruff.toml").keys()
+    return few
 
 
 @pytest.fixture(scope="module")
 def sources(all_rendered: list[Rendered]) -> list[tuple[str, str, ast.Module]]:
     """Every different Python file of all projects: name, text, syntax tree."""
-    found = _distinct(all_rendered, ".py")
-    return [(name, text.decode(), ast.parse(text)) for name, text in found]
+    return [(name, text, ast.parse(text)) for name, text in distinct(all_rendered, ".py")]
 
 
-def test_ruff_has_nothing_to_change(all_rendered: list[Rendered]) -> None:
-    """Over all projects in one call, each with the settings that it brings."""
-    projects = [rendered.project for rendered in all_rendered]
+def test_ruff_has_nothing_to_change(few: list[Rendered]) -> None:
+    """In one call, each with the settings that it brings."""
+    projects = [rendered.project for rendered in few]
     wrong = run("ruff", "format", "--no-cache", "--check", "--output-format", "concise", *projects)
     bad = run("ruff", "check", "--no-cache", "--output-format", "concise", *projects)
     # The same line of all projects is one line here.
@@ -100,13 +100,8 @@ def type_packages(packages: list[Rendered], directory: Path) -> None:
 
 
 def test_mypy_is_content_with_every_module(
-    all_rendered: list[Rendered], tmp_path: Path, count: Count
+    few: list[Rendered], tmp_path: Path, count: Count
 ) -> None:
-    """Beside whatever it can meet; `make test-all` has all packages."""
-    packages = distinct_packages(all_rendered)
-    few = covering(packages)
-    assert len(few) < len(packages)
-    assert set(_distinct(few, ".py")) == set(_distinct(packages, ".py"))
     type_packages(few, tmp_path)
     count("different packages typed, in which all modules meet", len(few))
 
@@ -125,7 +120,7 @@ def test_imports_inside_the_package_are_relative(
 
 
 def test_shellcheck_is_content_with_every_script(all_rendered: list[Rendered]) -> None:
-    scripts = _distinct(all_rendered, ".sh") | _distinct(all_rendered, ".sbatch")
+    scripts = distinct(all_rendered, ".sh") | distinct(all_rendered, ".sbatch")
     assert scripts
     succeed("shellcheck", *scripts.values())
 
@@ -139,9 +134,7 @@ def test_workflows_follow_their_schema(
 ) -> None:
     start = ".github" if schema == "vendor.github-workflows" else ".gitlab-ci"
     workflows = [
-        path
-        for (name, _), path in _distinct(all_rendered, suffix).items()
-        if name.startswith(start)
+        path for (name, _), path in distinct(all_rendered, suffix).items() if name.startswith(start)
     ]
     assert workflows
     succeed("check-jsonschema", "--builtin-schema", schema, *workflows)
@@ -188,11 +181,7 @@ def test_files_and_functions_stay_small(sources: list[tuple[str, str, ast.Module
 
 
 def test_other_files_stay_small(all_rendered: list[Rendered]) -> None:
-    wrong = [
-        name
-        for name, content in _distinct(all_rendered, "")
-        if len(content.splitlines()) > MOST_LINES
-    ]
+    wrong = [name for name, text in distinct(all_rendered) if len(text.splitlines()) > MOST_LINES]
     assert not wrong
 
 
@@ -210,7 +199,7 @@ def test_the_engine_knows_nothing_of_the_users_files(
     assert not wrong
 
 
-def test_what_needs_no_torch_imports_none(all_rendered: list[Rendered]) -> None:
+def test_what_needs_no_torch_imports_none(few: list[Rendered]) -> None:
     """So that `--help` and a mistake in the settings answer at once, in every project."""
     program = """
 import importlib, sys
@@ -225,11 +214,11 @@ for argument in sys.argv[1:]:
         del sys.modules[name]
 """
     arguments = []
-    for rendered in distinct_packages(all_rendered):
+    for rendered in few:
         promised = {
             name.removeprefix("P/").removesuffix(".py").replace("/", ".")
-            for name, path in rendered.files.items()
-            if name.endswith(".py") and "Imports no torch" in path.read_text()
+            for name, text in rendered.texts.items()
+            if name.endswith(".py") and "Imports no torch" in text
         }
         modules = sorted(promised.union(WITHOUT_TORCH))
         arguments.append(":".join([str(rendered.project), *modules]))
@@ -251,10 +240,9 @@ def _owner(name: str) -> str | None:
 
 def test_each_file_of_the_package_says_who_owns_it(all_rendered: list[Rendered]) -> None:
     wrong = set()
-    for name, content in _distinct(all_rendered, ""):
+    for name, text in distinct(all_rendered):
         if not name.startswith("P/"):
             continue
-        text = content.decode()
         if name.endswith(".py"):
             first = (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
         else:

@@ -1,10 +1,11 @@
 """What is rendered: which files, without remains of Jinja, and only what was chosen."""
 
 import ast
+import functools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.rendering import (
     available_answers,
     complete,
     contents_of,
+    distinct,
     is_refused,
     product,
     render,
@@ -231,24 +233,10 @@ ANSWERS_FILE = "P/cookiecutter.yaml"
 READERS = {("checkpoint", "P/engine/pieces.py")}
 
 
-def _distinct(all_rendered: list[Rendered]) -> Iterator[tuple[str, Path, str]]:
-    """Give each content that a file has in some project once: name, path, text."""
-    seen = set()
-    for rendered in all_rendered:
-        for name, path in rendered.files.items():
-            content = path.read_bytes()
-            if (name, content) not in seen:
-                seen.add((name, content))
-                yield name, path, content.decode()
-
-
-def _texts(rendered: Rendered) -> list[tuple[str, str]]:
-    """Give each file's name and text, the name on the first line of the text as well."""
-    return [
-        (name, f"{name}\n{path.read_text()}")
-        for name, path in rendered.files.items()
-        if name != ANSWERS_FILE
-    ]
+@functools.cache
+def _finds(pattern: str, name: str, text: str) -> re.Match[str] | None:
+    """Look for a pattern in a file, with its name as the first line."""
+    return re.search(pattern, f"{name}\n{text}")
 
 
 def _templates() -> list[Path]:
@@ -299,7 +287,7 @@ def test_the_template_holds_no_file_of_a_tool() -> None:
 
 def test_nothing_of_jinja_is_left_over(all_rendered: list[Rendered]) -> None:
     wrong = []
-    for name, _, text in _distinct(all_rendered):
+    for name, text in distinct(all_rendered):
         for number, line in enumerate(text.splitlines(), 1):
             # What a workflow asks GitHub for is written as `${{ … }}`.
             if re.search(r"(?<!\$)\{\{|\{%|\{#|cookiecutter\.(?!yaml)", line):
@@ -311,7 +299,7 @@ def test_nothing_of_jinja_is_left_over(all_rendered: list[Rendered]) -> None:
 
 def test_files_are_tidy(all_rendered: list[Rendered]) -> None:
     wrong = []
-    for name, _, text in _distinct(all_rendered):
+    for name, text in distinct(all_rendered):
         wrong += [
             f"{name}:{number}: blanks at the end"
             for number, line in enumerate(text.split("\n"), 1)
@@ -340,7 +328,7 @@ def test_scripts_and_nothing_else_can_be_executed(all_rendered: list[Rendered]) 
 
 def test_every_file_parses(all_rendered: list[Rendered]) -> None:
     scripts = []
-    for name, path, text in _distinct(all_rendered):
+    for (name, text), path in distinct(all_rendered).items():
         if name.endswith(".py"):
             ast.parse(text, name)
         elif name.endswith(".toml"):
@@ -357,19 +345,19 @@ def test_every_file_parses(all_rendered: list[Rendered]) -> None:
 
 
 def test_no_word_of_an_answer_that_was_not_chosen(all_rendered: list[Rendered]) -> None:
-    wrong, seen = set(), set()
+    wrong = set()
     for rendered in all_rendered:
         for key, owners, pattern in WORDS:
             if rendered.answers[key] in owners:
                 continue
-            for name, text in _texts(rendered):
-                if (name, text, pattern) in seen or (key, name) in READERS:
+            for name, text in rendered.texts.items():
+                match = _finds(pattern, name, text)
+                if match is None or name == ANSWERS_FILE or (key, name) in READERS:
                     continue
-                seen.add((name, text, pattern))
-                for match in re.finditer(pattern, text):
-                    line = text[: text.find("\n", match.end())].rsplit("\n", 1)[-1].strip()
-                    owned = " or ".join(f"{key}={owner}" for owner in sorted(owners, key=str))
-                    wrong.add(f"{name}: {match[0]!r} belongs to {owned}: {line}")
+                whole = match.string
+                line = whole[: whole.find("\n", match.end())].rsplit("\n", 1)[-1].strip()
+                owned = " or ".join(f"{key}={owner}" for owner in sorted(owners, key=str))
+                wrong.add(f"{name}: {match[0]!r} belongs to {owned}: {line}")
     assert not wrong, "\n".join(sorted(wrong))
 
 
@@ -380,7 +368,11 @@ def test_words_are_found_where_their_answer_was_chosen(all_rendered: list[Render
         for rendered in all_rendered
         for key, owners, pattern in WORDS
         if rendered.answers[key] in owners
-        and not any(re.search(pattern, text) for _, text in _texts(rendered))
+        and not any(
+            _finds(pattern, name, text)
+            for name, text in rendered.texts.items()
+            if name != ANSWERS_FILE
+        )
     }
     assert not missing
 
@@ -480,7 +472,7 @@ def test_rendering_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_no_path_of_the_machine_is_rendered(all_rendered: list[Rendered]) -> None:
     product_directory = all_rendered[0].project.parents[1]
     places = {str(ROOT), str(product_directory), os.path.expanduser("~")} - {"/"}
-    for name, _, text in _distinct(all_rendered):
+    for name, text in distinct(all_rendered):
         assert not [place for place in places if place in text], name
 
 

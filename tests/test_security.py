@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.rendering import ROOT, TEMPLATE, Rendered, files_of, run, succeed
+from tests.rendering import ROOT, TEMPLATE, Rendered, distinct, files_of, run, succeed
 
 # What runs code that stands in data, or in an argument.
 FORBIDDEN = re.compile(
@@ -31,15 +31,6 @@ ALLOWED = {
 
 # Ranks of one job trust each other: torch sends what is no tensor as a pickle between them.
 OBJECTS = "all_gather_object|broadcast_object_list|gather_object|scatter_object_list"
-
-
-def _distinct(all_rendered: list[Rendered], suffix: str) -> dict[tuple[str, str], Path]:
-    return {
-        (name, path.read_text(encoding="utf-8")): path
-        for rendered in all_rendered
-        for name, path in rendered.files.items()
-        if name.endswith(suffix)
-    }
 
 
 def _full_name(word: ast.expr, origins: dict[str, str]) -> str:
@@ -124,7 +115,7 @@ def test_the_usual_is_no_danger() -> None:
 def test_no_rendered_python_runs_data_as_code(all_rendered: list[Rendered]) -> None:
     wrong: set[tuple[str, str]] = set()
     used: set[tuple[str, str]] = set()
-    for name, source in _distinct(all_rendered, ".py"):
+    for name, source in distinct(all_rendered, ".py"):
         for danger in _dangers(source):
             (used if (name, danger) in ALLOWED else wrong).add((name, danger))
     assert not wrong
@@ -134,7 +125,7 @@ def test_no_rendered_python_runs_data_as_code(all_rendered: list[Rendered]) -> N
 def test_ranks_send_objects_in_one_module_alone(all_rendered: list[Rendered]) -> None:
     names = {
         name
-        for name, source in _distinct(all_rendered, ".py")
+        for name, source in distinct(all_rendered, ".py")
         if re.search(rf"\b({OBJECTS})\(", source)
     }
     assert names == {"P/engine/distributed.py"}
@@ -142,13 +133,13 @@ def test_ranks_send_objects_in_one_module_alone(all_rendered: list[Rendered]) ->
 
 def test_no_script_evaluates_a_text(all_rendered: list[Rendered]) -> None:
     for suffix in (".sh", ".sbatch"):
-        for name, source in _distinct(all_rendered, suffix):
+        for name, source in distinct(all_rendered, suffix):
             assert not re.search(r"(^|[\s;&|])(eval|source <|bash -c|sh -c)\s", source), name
             assert not re.search(r"(curl|wget)\b", source), name
 
 
 def _workflows(all_rendered: list[Rendered]) -> list[Path]:
-    rendered = _distinct(all_rendered, ".github/workflows/ci.yml").values()
+    rendered = distinct(all_rendered, ".github/workflows/ci.yml").values()
     return [*sorted((ROOT / ".github" / "workflows").glob("*.yml")), *rendered]
 
 
@@ -189,8 +180,8 @@ def test_workflows_ask_for_nothing_but_to_read(all_rendered: list[Rendered]) -> 
 def test_images_have_a_release(all_rendered: list[Rendered]) -> None:
     """A digest can't be known without the registry; the release of Python is what is fixed."""
     texts = [
-        *_distinct(all_rendered, ".gitlab-ci.yml"),
-        *_distinct(all_rendered, "launch/Dockerfile"),
+        *distinct(all_rendered, ".gitlab-ci.yml"),
+        *distinct(all_rendered, "launch/Dockerfile"),
     ]
     images = {
         image for _, text in texts for image in re.findall(r"(?m)^(?:FROM|\s*image:) (\S+)", text)
@@ -200,7 +191,7 @@ def test_images_have_a_release(all_rendered: list[Rendered]) -> None:
 
 def test_pre_commit_fetches_packages_of_a_registry_alone(all_rendered: list[Rendered]) -> None:
     configs = [ROOT / ".pre-commit-config.yaml"]
-    configs += _distinct(all_rendered, ".pre-commit-config.yaml").values()
+    configs += distinct(all_rendered, ".pre-commit-config.yaml").values()
     assert len(configs) > 1
     for config in configs:
         repositories: list[dict[str, Any]] = yaml.safe_load(config.read_text())["repos"]
