@@ -138,7 +138,7 @@ def _check_tools(here: Path, package: str, environment: dict[str, str]) -> None:
     succeed(sys.executable, "-m", "mypy", package, cwd=here, env=environment)
 
 
-@pytest.mark.parametrize("layout", ["src", "flat"])
+@pytest.mark.parametrize("layout", ["src", pytest.param("flat", marks=pytest.mark.update)])
 def test_copied_package_is_found_and_leaves_no_files(
     tmp_path: Path, environment: dict[str, str], layout: str
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_files_are_clean(project: Path) -> None:
     succeed("ruff", "format", "--no-cache", "--check", project)
 
 
+@pytest.mark.update
 def test_both_end_with_the_same_weights(project: Path, count: Count) -> None:
     script = EXAMPLE / "before.py"
     said = succeed(sys.executable, "-c", BEFORE, script, cwd=project, env=ENVIRONMENT)
