@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-if sys.version_info < (3, 10):  # noqa: UP036
+if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be called, also an older one
     print("Refused: this needs Python 3.10 or newer", file=sys.stderr)
     sys.exit(2)
 
