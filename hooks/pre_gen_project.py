@@ -356,7 +356,7 @@ def check_choice(key: str, answer: object) -> str | None:
 
 def check_private(answers: dict[str, object]) -> str | None:
     """Say what is no question and was answered all the same; None where nothing was."""
-    dns_name = str(answers["project_slug"]).replace("_", "-").strip("-")
+    dns_name = str(answers["project_slug"]).replace("_", "-")
     for key, expected in {"__dns_name": dns_name, **FIXED}.items():
         if answers.get(key, expected) != expected:
             return f"{key}={answers[key]!r} answers no question, leave it out"

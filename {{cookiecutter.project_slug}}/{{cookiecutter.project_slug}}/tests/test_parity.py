@@ -42,7 +42,7 @@ STEPS = 2
 class Mistaken:
     """The toy task with a mistake in it; `use` puts both in place of yours."""
 
-    toy: Toy = Toy()  # noqa: RUF009
+    toy: Toy = Toy()  # noqa: RUF009 (frozen: no case can change another's)
     mistake: str = ""
 
     def use(self) -> None:

@@ -204,7 +204,7 @@ def same_draws() -> Iterator[None]:
 
     # Other kernels of attention drop in ways of their own.
     math_only = sdpa_kernel(SDPBackend.MATH)
-    mode = SameDraws()  # type: ignore[no-untyped-call]
+    mode = SameDraws()  # type: ignore[no-untyped-call]  # torch's __init__ has no annotations
     with patch.object(keyed, "seed_forward", seed_alike), math_only, mode:
         yield
 

@@ -64,14 +64,14 @@ def wrap(
     `loss_of` forwards the first batch that will be trained on through what it is given.
 
     Raises:
-        Refused: a parameter gets no gradient, or a rank can't compile.
+        Refused: a parameter gets no gradient, torch is too old for a model with buffers that the
+            loss forwards several times, or a rank can't compile.
     """
     inner = compiled(module, config, world)
     if world.world_size == 1:
         return inner
     settings = config.ddp
-    if not (settings.find_unused_parameters or settings.static_graph):
-        _check_gradients(module, world, loss_of)
+    _check_pass(module, world, config, loss_of)
     # 25 given by hand is not the default: it takes the first, small bucket away.
     size: dict[str, Any] = {}
     if settings.bucket_cap_mb is not None:
@@ -89,23 +89,33 @@ def wrap(
     return model
 
 
-def _check_gradients(
-    module: nn.Module, world: World, loss_of: Callable[[nn.Module], Tensor]
+def _check_pass(
+    module: nn.Module, world: World, config: Config, loss_of: Callable[[nn.Module], Tensor]
 ) -> None:
-    """Refuse parameters that get no gradient, by name. Collective.
+    """Refuse what DDP would stumble over, after a pass of the bare module. Collective.
 
-    One forward and backward of the bare module; gradients and buffers are put back. In DDP, a
-    parameter that is unused on some ranks only would be waited for in vain.
+    Gradients and buffers are put back. A parameter that is unused on some ranks only would be
+    waited for in vain. DDP sends buffers before each forward: before torch 2.12, autograd takes
+    that for a change of what the forward before has kept for its backward.
     """
+    forwards: list[None] = []
+    counting = module.register_forward_hook(lambda *_: forwards.append(None))
     with agreed(world), unchanged_buffers(module):
         loss_of(module).backward()
         unused = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
         module.zero_grad()
-        if unused:
+        has_buffers = next(module.buffers(), None) is not None
+        if len(forwards) > 1 and has_buffers and torch.__version__ < "2.12":
+            raise Refused(
+                f"torch: expected 2.12 or newer, got {torch.__version__}: the loss forwards a "
+                f"model with buffers {len(forwards)} times; or forward all as one batch"
+            )
+        if unused and not (config.ddp.find_unused_parameters or config.ddp.static_graph):
             raise Refused(
                 f"no gradient reaches {', '.join(unused)}: use them in the loss, freeze them with "
                 "requires_grad_(False), or pass --ddp.find_unused_parameters true"
             )
+    counting.remove()
 
 
 def _settle_buckets(model: DistributedDataParallel, loss_of: Callable[[nn.Module], Tensor]) -> None:

@@ -6,6 +6,7 @@ Everything here works in a single process as well, where there is no group.
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,8 +94,10 @@ def set_matmul_precision(config: Config) -> None:
     With torch's older names: asked about a mixture of the two generations of names, it fails, and
     its own compiler asks for the older one.
     """
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = config.tf32  # torch's default: on, other than for products
+    with warnings.catch_warnings():  # torch 2.9 announces other names for these, and no later one
+        warnings.filterwarnings("ignore", "Please use the new API settings to control TF32")
+        torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = config.tf32  # torch's default: on, unlike for products
 
 
 @contextmanager
@@ -130,17 +133,27 @@ def process_group(launch: Launch, config: Config) -> Iterator[World]:
             device_id=device if backend == "nccl" else None,  # else NCCL guesses the device
         )
     except RuntimeError as error:
-        raise NotMet(
-            f"rank {launch.rank} of {launch.world_size} did not find the others at "
-            f"{place_of(launch)} within {config.connect_timeout_s:g} s: are all started, with the "
-            f"same address, and is it reachable? ({one_line(str(error))[:200]})"
-        ) from error
+        raise _not_met(launch, config.connect_timeout_s, one_line(str(error))[:200]) from error
     try:
         yield World(**vars(launch), device=device, store=store)
     except Refused:
         _leave(launch, store)  # all ranks refuse together, and before DDP
         raise
     _leave(launch, store)
+
+
+def _not_met(launch: Launch, limit_s: float, words: str) -> NotMet:
+    """What to do where there is no group; the words are torch's."""
+    rank, place = f"rank {launch.rank} of {launch.world_size}", place_of(launch)
+    if "EADDRINUSE" in words:
+        return NotMet(
+            f"{rank} can't listen at {place}, another program does: start again, or with another "
+            f"port ({words})"
+        )
+    return NotMet(
+        f"{rank} did not find the others at {place} within {limit_s:g} s: are all started, with "
+        f"the same address, and is it reachable? ({words})"
+    )
 
 
 def _leave(launch: Launch, store: Store) -> None:

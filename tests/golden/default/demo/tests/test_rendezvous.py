@@ -273,19 +273,28 @@ def test_file_in_no_directory_is_refused() -> None:
         meeting.open_store(Launch(0, 0, 2, 2, "file:///no/such/place"), timedelta(seconds=1))
 
 
-def miss(_init_method: str, config: Config, address: str) -> None:
-    """Be the second of two, where there is no first."""
-    place = {"rendezvous__rank": 1, "rendezvous__world_size": 2}
+def be_one_of_two(_init_method: str, config: Config, address: str, rank: int) -> None:
+    """Train as one of two processes, where there is no other."""
+    place = {"rendezvous__rank": rank, "rendezvous__world_size": 2}
     for name in NAMES:
         del os.environ[name]
     run_training(address, set_config(config, **place), Toy().use)
+
+
+def test_port_of_another_program_is_told_at_once(run_dir: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        config = set_config(CONFIG, run_dir=run_dir, connect_timeout_s=2.0)
+        (ended,) = outcomes(be_one_of_two, 1, config, address, 0)
+    assert ended.exit_code == 1
+    assert f"rank 0 of 2 can't listen at {address}, another program does: " in ended.output
 
 
 def test_nobody_at_the_address_is_told_in_time(run_dir: str) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     config = set_config(CONFIG, run_dir=run_dir, connect_timeout_s=2.0)
     start = time.monotonic()
-    ended: list[Outcome] = outcomes(miss, 1, config, address)
+    ended: list[Outcome] = outcomes(be_one_of_two, 1, config, address, 1)
     assert time.monotonic() - start < 40
     assert ended[0].exit_code == 1
     assert f"rank 1 of 2 did not find the others at {address} within 2 s: " in ended[0].output

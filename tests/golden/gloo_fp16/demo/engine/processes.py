@@ -89,7 +89,10 @@ def _kill(ranks: list[ForkServerProcess]) -> None:
 def _outcome(directory: Path, rank: int, process: ForkServerProcess) -> Outcome:
     result, output = directory / f"{rank}.pickle", directory / f"{rank}.txt"
     value = pickle.loads(result.read_bytes()) if result.exists() else None
-    return Outcome(value, process.exitcode, output.read_text() if output.exists() else "")
+    lines = output.read_text().splitlines(keepends=True) if output.exists() else []
+    # With each group that is made, gloo of older torch says how many ranks it has reached.
+    said = "".join(line for line in lines if not line.startswith("[Gloo] Rank "))
+    return Outcome(value, process.exitcode, said)
 
 
 def _rank(

@@ -3,13 +3,15 @@
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
 from .. import train
 from ..config import Config
-from .harness import values
+from .harness import outcomes, values
 from .scenario import run_training, set_config
 from .toy import NUM_TARGETS, Notes, Toy, ToyNet, loss_sum, put
 
@@ -87,9 +89,10 @@ def test_buffers_that_act_in_training_resume_exactly(run_dir: str) -> None:
     assert not torch.equal(straight[0].buffers["memory"], straight[1].buffers["memory"])
 
 
-def use_two_forwards() -> Notes:
+def use_two_forwards(torch_version: str) -> Notes:
     """Prepare a training whose loss forwards twice, as contrastive ones do."""
     notes = Toy(depth=2, has_batch_norm=True).use()
+    put(torch, __version__=TorchVersion(torch_version))
 
     def loss_of_two(model: nn.Module, batch: Any) -> Tensor:
         return loss_sum(model, batch) + loss_sum(model, {**batch, "inputs": -batch["inputs"]})
@@ -99,8 +102,18 @@ def use_two_forwards() -> Notes:
     return notes
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="it is refused, as the next test shows")
 def test_two_forwards_before_a_backward_with_batch_norm(run_dir: str) -> None:
-    ranks = values(run_training, 2, set_config(CONFIG, run_dir=run_dir), use_two_forwards)
+    prepare = partial(use_two_forwards, torch.__version__)
+    ranks = values(run_training, 2, set_config(CONFIG, run_dir=run_dir), prepare)
     assert ranks[0].progress["step"] == NUM_STEPS
     for name, tensor in ranks[0].parameters.items():
         assert torch.equal(tensor, ranks[1].parameters[name]), name
+
+
+def test_two_forwards_are_refused_where_torch_cannot(run_dir: str) -> None:
+    prepare = partial(use_two_forwards, "2.11.0")
+    ranks = outcomes(run_training, 2, set_config(CONFIG, run_dir=run_dir), prepare)
+    assert [rank.exit_code for rank in ranks] == [2, 2]
+    assert ": torch: expected 2.12 or newer, got 2.11.0: the loss forwards a" in ranks[0].output
+    assert "with buffers 2 times" in ranks[0].output
