@@ -8,7 +8,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,13 @@ def test_every_dependency_has_a_lowest_release_and_a_project_that_tries_it(tmp_p
     with silent():
         projects = [render(VARIANTS[name], tmp_path / name) for name in TESTED]
     assert {one for project in projects for one in requirements(project)} == {*named}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Give a directory whose environment does not stay: each takes gigabytes."""
+    yield tmp_path
+    shutil.rmtree(tmp_path / "venv", ignore_errors=True)
 
 
 def install(project: Path, python: str, directory: Path, pins: Pins) -> dict[str, str]:
@@ -109,15 +118,15 @@ def use_all(project: Path, shell: dict[str, str], *, is_typed: bool = True) -> i
     ids=[*TESTED, "newer torch"],
 )
 def test_a_project_works_with_the_lowest_releases(
-    name: str, pins: Pins, tmp_path: Path, count: Count
+    name: str, pins: Pins, place: Path, count: Count
 ) -> None:
     with silent():
-        project = render(VARIANTS[name], tmp_path)
+        project = render(VARIANTS[name], place)
     metadata = metadata_of(project)
     (python,) = lowest([f"python{metadata['project']['requires-python']}"]).values()
     wanted = lowest(requirements(project)) | pins
     building = lowest(metadata["build-system"]["requires"])
-    shell = install(project, need(python), tmp_path, building | wanted)
+    shell = install(project, need(python), place, building | wanted)
     found = installed([*wanted], shell)
     assert {one: Version(pin) for one, pin in found.items()} == {
         one: Version(pin) for one, pin in wanted.items()
@@ -130,11 +139,9 @@ def test_a_project_works_with_the_lowest_releases(
 
 @pytest.mark.releases
 @pytest.mark.parametrize("release", ["3.12", "3.13", "3.14"])
-def test_a_project_works_with_the_newest_releases(
-    release: str, tmp_path: Path, count: Count
-) -> None:
+def test_a_project_works_with_the_newest_releases(release: str, place: Path, count: Count) -> None:
     with silent():
-        project = render({}, tmp_path)
-    shell = install(project, need(release), tmp_path, {})
+        project = render({}, place)
+    shell = install(project, need(release), place, {})
     assert Version(installed(["torch"], shell)["torch"]) >= Version(SUITES_TORCH)
     count(f"tests passed with the newest releases on Python {release}", use_all(project, shell))
