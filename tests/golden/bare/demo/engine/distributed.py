@@ -155,7 +155,8 @@ def patient_group(world: World) -> dist.ProcessGroup | None:
     """
     if world.world_size == 1:
         return None
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    assert isinstance(group, dist.ProcessGroup)  # every rank is in it
     return group
 
 

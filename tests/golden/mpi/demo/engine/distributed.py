@@ -179,7 +179,8 @@ def patient_group(world: World) -> dist.ProcessGroup | None:
     # MPI joins without a store, and gloo finds its peers through one.
     if world.world_size == 1 or dist.get_backend() == "mpi":
         return None
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    assert isinstance(group, dist.ProcessGroup)  # every rank is in it
     return group
 
 

@@ -43,6 +43,9 @@ class Checkpointer:
         self._copies: dict[tuple[str, str], Tensor] = {}
         if world.world_size == 1:
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        # Older torch writes in this way itself.
+        place = r"torch\.distributed\.checkpoint"
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated", module=place)
         for rank, leader in enumerate(disk_leaders(world, root)):
             if leader != 0:
                 raise Refused(
