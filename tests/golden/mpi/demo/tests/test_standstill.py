@@ -1,6 +1,7 @@
 """Engine: a run that stands still ends, and says which rank is behind; one that works goes on."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import time
@@ -21,6 +22,7 @@ from .harness import Outcome, outcomes, values
 from .scenario import run_training, set_config
 from .toy import Toy, ToyData, put
 
+WATCHDOG_S = 3.0
 CONFIG = set_config(
     Config(),
     device="cpu",
@@ -28,7 +30,7 @@ CONFIG = set_config(
     max_steps=4,
     data__num_workers=0,
     timeout_s=40.0,
-    watchdog_s=3.0,
+    watchdog_s=WATCHDOG_S,
     global_batch_size=12,
     micro_batch_size=2,
 )
@@ -38,20 +40,25 @@ def is_rank(number: int) -> bool:
     return os.environ["RANK"] == str(number)
 
 
-def sleep_in_data(number: int) -> None:
-    """Let a rank sleep while it loads a sample, in whatever process."""
-    Toy().use()
-    get = ToyData.__getitem__
-    loaded: list[int] = []
+class Sleepy(ToyData):
+    """A rank sleeps while it loads a sample, in whatever process, however that was started."""
 
-    def sleepy(self: ToyData, index: int) -> dict[str, Any]:
-        loaded.append(index)
-        if is_rank(number) and len(loaded) > 15:
+    def __init__(self, number: int) -> None:
+        super().__init__(Toy(), Toy.num_samples)
+        self.number, self.num_loaded = number, 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.num_loaded += 1
+        if is_rank(self.number) and self.num_loaded > 15:
             print("asleep:", os.getpid(), flush=True)
             time.sleep(600)
-        return get(self, index)
+        return super().__getitem__(index)
 
-    put(ToyData, __getitem__=sleepy)
+
+def sleep_in_data(number: int) -> None:
+    """Prepare a training on such data."""
+    Toy().use()
+    put(vars(train)["data"], build_datasets=lambda _: (Sleepy(number), Toy().build_datasets()[1]))
 
 
 def act_in_forward(act: Callable[[], object], number: int) -> None:
@@ -135,6 +142,9 @@ if hasattr(signal, "SIGSTOP"):
 
 Ends = dict[str, tuple[Path, list[Outcome]]]
 
+# A loading process that is not forked imports torch first.
+IMPORT_S = 0.0 if multiprocessing.get_all_start_methods()[0] == "fork" else 15.0
+
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
@@ -146,7 +156,12 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
                 outcomes,
                 run_training,
                 case.world_size,
-                set_config(CONFIG, run_dir=str(paths[name]), data__num_workers=case.num_workers),
+                set_config(
+                    CONFIG,
+                    run_dir=str(paths[name]),
+                    data__num_workers=case.num_workers,
+                    watchdog_s=WATCHDOG_S + IMPORT_S * case.num_workers,
+                ),
                 partial(case.prepare, case.number),
             )
             for name, case in CASES.items()
