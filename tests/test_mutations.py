@@ -411,8 +411,8 @@ MUTATIONS = [
         "a hook is registered before the throwaway pass",
         "test_comm_hook.py::test_bytes_that_a_step_sends[powersgd-432]",
         *("engine/ddp.py", "    _settle_buckets(model, loss_of)\n", ""),
-        *("engine/ddp.py", "    return model\n\n\ndef _check_gradients("),
-        "    _settle_buckets(model, loss_of)\n    return model\n\n\ndef _check_gradients(",
+        *("engine/ddp.py", "    return model\n\n\ndef _check_pass("),
+        "    _settle_buckets(model, loss_of)\n    return model\n\n\ndef _check_pass(",
     ),
     mutation(
         "PowerSGD remembers a gradient that was not finite",
