@@ -165,7 +165,7 @@ def test_cause_is_measured(
     assert max(result.alone(causes[0]).largest()) > 1e-8
     assert explanation(result)[1]
     if result.configured.first() is not None:
-        # A scale of fp16 that is too high costs the first step, in float32 alone.
+        # A scale of the loss that is too high costs the first step, in float32 alone.
         assert result.configured.first() in ((1, 2) if causes == ["rounding"] else (1,))
         assert f"  {causes[0]}: " in said(result)
 
